@@ -107,6 +107,11 @@ pub struct Avoided {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub boot_id: String,
+    /// Since when the pod there left when that was seen, RFC 3339: whoever waits for a place since then waits for this one as well. Empty: it stays,
+    /// or left later.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub left_at: String,
     /// New pods kept away from it, and one of them found no other place: it is told of, and avoided no more unless there are news of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lifted: bool,

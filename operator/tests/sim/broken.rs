@@ -24,7 +24,24 @@ impl Fault {
 
 /// Those with an expectation at moments of their own.
 pub fn rows() -> Vec<Row> {
-    vec![row("f1-node-that-was-rebooted", rebooted, |log| vec![log.has("NodeNeedsRestart"), log.grants_at_most(1)])]
+    vec![
+        row("f1-node-that-was-rebooted", rebooted, |log| vec![log.has("NodeNeedsRestart"), log.grants_at_most(1)]),
+        row("f6-no-place-but-the-one-it-left", left_first, |log| {
+            vec![log.has("UnkillableEngine"), log.changes("AvoidanceLifted", (60_000, 120_000))]
+        }),
+    ]
+}
+
+/// A frozen engine's pod is deleted before anybody knows that the engine outlives its kill, and every other GPU is taken.
+fn left_first() -> Story {
+    let mut acts = vec![(0, Act::Create { name: "chat", spec: gpus(4) })];
+    acts.extend([
+        (20_000, Act::Unkillable { exit_ms: 30_000 }),
+        freeze(20_000, 0),
+        (30_000, Act::DeletePod { nth: 0 }),
+    ]);
+    acts.push((150_000, Act::ExpectServing { count: 4 }));
+    plain(acts, Vec::new())
 }
 
 /// A GPU falls off the bus, and whoever looks after nodes restarts this one, as its condition asks: once.

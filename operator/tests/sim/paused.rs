@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     kube::{object::Object, store::Store},
-    world::{PLAIN, World, cost, delete_pod, is_ready, owner, target, text},
+    world::{PLAIN, World, delete_pod, goes_first, is_ready, owner, target, text},
 };
 
 /// How many pods there could be in all when the ReplicaSet got its number.
@@ -86,7 +86,7 @@ impl World {
                 self.create_pod(store, &namespace, &set.name, &text(&set.live, "uid"), template);
             } else if there > set.size {
                 let own = pods.iter().filter(|pod| owner(pod) == set.name);
-                let victim = own.min_by_key(|pod| (is_ready(pod), cost(pod), Reverse(text(pod, "name"))));
+                let victim = own.min_by_key(|pod| goes_first(pod));
                 victim.into_iter().for_each(|victim| delete_pod(store, victim));
             }
         }

@@ -205,8 +205,7 @@ impl World {
                 delete_pod(store, victim);
             }
         } else if fresh.len() > wanted
-            && let Some(victim) =
-                fresh.iter().min_by_key(|pod| (is_ready(pod), cost(pod), std::cmp::Reverse(text(pod, "name"))))
+            && let Some(victim) = fresh.iter().min_by_key(|pod| goes_first(pod))
         {
             delete_pod(store, victim);
         }
@@ -377,9 +376,13 @@ fn is_available(pod: &Object, soak_s: i64, now_ms: u64) -> bool {
     since.is_some_and(|since| super::kube::store::wall(now_ms).as_second() - since.as_second() >= soak_s)
 }
 
-pub fn cost(pod: &Object) -> i64 {
-    let text = pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].as_str();
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+/// Whom a ReplicaSet deletes first: who has no node, who does not run, who is not ready, who costs least, who is youngest. (Of those who cost the
+/// same it asks for crowded nodes, the time since they are ready, and restarts as well: nothing here depends on them.)
+pub fn goes_first(pod: &Object) -> (bool, bool, bool, i64, std::cmp::Reverse<String>) {
+    let (placed, runs) = (pod["spec"]["nodeName"].is_string(), pod["status"]["phase"] == "Running");
+    let text_of_cost = pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].as_str();
+    let cost = text_of_cost.and_then(|text| text.parse().ok()).unwrap_or(0);
+    (placed, runs, is_ready(pod), cost, std::cmp::Reverse(text(pod, "name")))
 }
 
 /// Name of the ReplicaSet that made a pod.

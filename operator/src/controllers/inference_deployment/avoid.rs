@@ -4,8 +4,9 @@
 //!
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
 //! at all. And where a pod that came after it finds no place all the same, everything is lifted at once: a suspicion is worth less
-//! than a replica. (One that had none before waits for something else, and would be given just the place that is avoided.) What is
-//! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
+//! than a replica. One that had none before waits for something else, and would be given just the place that is avoided. But where the
+//! pod of that place was leaving already, it may be the successor, who waits for just this place. What is broken is broken all the same, and
+//! is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment, RecoveryStatus,
@@ -44,10 +45,13 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     }
     let held = held.iter().filter(|place| in_force(&place.until, span, now)).cloned();
     let mut places: Vec<Avoided> = held.filter_map(|place| ground.left_of(place)).collect();
-    let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
+    if span <= SignedDuration::ZERO {
+        return places;
+    }
     let needs = Needs::of(&infd.spec).shown_by(pods, nodes);
     let most = allowed(nodes, &needs, infd.spec.recovery.avoid_nodes_percent);
     let told = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
+    let Some(until) = now.checked_add(span).ok() else { return places };
     for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
@@ -115,6 +119,9 @@ fn learn(known: &mut Avoided, place: Avoided) {
     if (news || known.boot_id.is_empty()) && !place.boot_id.is_empty() {
         known.boot_id = place.boot_id;
     }
+    if news && known.left_at.is_empty() {
+        known.left_at = place.left_at;
+    }
     if news {
         known.until = place.until;
         known.lifted &= place.lifted;
@@ -157,7 +164,8 @@ impl Ground<'_> {
         let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
         let boot_id = boot::of_episode(pod, self.incidents, self.nodes).to_owned();
         let (node, until) = (pod.node.clone(), until.to_string());
-        self.left_of(Avoided { node, gpu_uuids, until, because, xids, boot_id, lifted: false })
+        let left_at = pod.leaving_since.clone().unwrap_or_default();
+        self.left_of(Avoided { node, gpu_uuids, until, because, xids, boot_id, left_at, lifted: false })
     }
 
     fn left_of(&self, place: Avoided) -> Option<Avoided> {
@@ -192,15 +200,17 @@ fn allowed(nodes: &[NodeView], needs: &Needs, percent: i32) -> usize {
     share.max(1).min(count.saturating_sub(1))
 }
 
-/// Has a pod waited for a place for too long, and only since there were places to avoid?
+/// Has a pod waited for a place for too long, and only since there were places to avoid, or since one of them was left?
 fn stranded(pods: &[PodView], held: &[Avoided], span: SignedDuration, now: Timestamp) -> bool {
-    let began = |place: &Avoided| place.until.parse::<Timestamp>().ok()?.checked_sub(span).ok();
-    let Some(began) = held.iter().filter_map(began).min() else { return false };
-    let since = |pod: &PodView| pod.unschedulable_since.as_deref()?.parse::<Timestamp>().ok();
-    // the scheduler's time is in whole seconds
-    let of_it = |at: &Timestamp| began.duration_since(*at) < SignedDuration::from_secs(1);
-    let mut waits = pods.iter().filter(|pod| !pod.leaving).filter_map(since).filter(of_it);
-    waits.any(|at| now.duration_since(at) >= STRANDED_AFTER)
+    let read = |at: &str| at.parse::<Timestamp>().ok();
+    let waits = || pods.iter().filter(|pod| !pod.leaving).filter_map(|pod| read(pod.unschedulable_since.as_deref()?));
+    held.iter().any(|place| {
+        let Some(began) = read(&place.until).and_then(|until| until.checked_sub(span).ok()) else { return false };
+        let from = read(&place.left_at).map_or(began, |left| left.min(began));
+        // the scheduler's time is in whole seconds
+        let of_it = |at: &Timestamp| from.duration_since(*at) < SignedDuration::from_secs(1);
+        waits().filter(of_it).any(|at| now.duration_since(at.max(began)) >= STRANDED_AFTER)
+    })
 }
 
 /// The nodes that must be marked before these pods are deleted: name, and time until which.

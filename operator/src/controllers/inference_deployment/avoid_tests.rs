@@ -120,6 +120,29 @@ fn a_pod_without_a_place_lifts_everything_unless_it_had_none_before() {
     assert_eq!(recheck(&held, &[waits("2026-01-01T01:00:00Z")], now()), Some(SignedDuration::from_secs(5)));
 }
 
+/// A rollout took its pod away, or a person, before anybody knew that the engine outlives its kill: the successor waits for a place since then.
+#[test]
+fn who_waits_since_the_place_was_left_has_been_stranded_by_it() {
+    let left =
+        |at: &str| PodView { leaving: true, leaving_since: Some(at.to_owned()), ..undead(pod("a", "Killed", 1)) };
+    let waits = |at: &str| PodView { unschedulable_since: Some(at.to_owned()), node: String::new(), ..healthy("c") };
+    let avoided = |pods: &[PodView], seconds| {
+        let mut object = infd("chat");
+        let recovery = &mut object.status.get_or_insert_default().recovery;
+        recovery.avoid = next(&infd("chat"), pods, &[], &nodes(4), now());
+        assert_eq!((recovery.avoid.len(), recovery.avoid[0].until.as_str()), (1, "2026-01-01T02:00:00Z"));
+        let then = now() + SignedDuration::from_secs(seconds);
+        // the pod is gone by then, and with it what it showed
+        next(&object, &pods[1..], &[], &nodes(4), then).len()
+    };
+    let since = "2026-01-01T00:58:30Z";
+    assert_eq!(avoided(&[left(since), waits(since)], 29), 1, "the scheduler has had no time yet");
+    assert_eq!(avoided(&[left(since), waits(since)], 30), 0);
+    assert_eq!(avoided(&[left(since), waits("2026-01-01T00:58:28Z")], 30), 1, "it waited for something else before");
+    let stays = PodView { leaving: false, leaving_since: None, ..left(since) };
+    assert_eq!(avoided(&[stays, waits(since)], 30), 1, "nothing was left");
+}
+
 #[test]
 fn an_engine_that_cannot_be_killed_makes_its_place_bad_without_a_grant() {
     let undead = undead(pod("a", "Killed", 1));

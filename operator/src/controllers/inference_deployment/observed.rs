@@ -13,7 +13,7 @@ use crds::{
     recovery_note::ANNOTATION_RECOVERY,
     restart::{ANNOTATION_RESTART, RestartWish},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::core::v1::{Pod, PodCondition, PodStatus},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -95,6 +95,8 @@ pub struct PodView {
     pub agent_away: bool,
     /// Being deleted: no replica any more.
     pub leaving: bool,
+    /// Since when it leaves, RFC 3339.
+    pub leaving_since: Option<String>,
     /// When its grace is over, if it leaves, RFC 3339.
     pub grace_until: Option<String>,
     /// The kubelet's `Ready`, which asks the agent.
@@ -311,6 +313,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         restarts: restarts(status),
         agent_away: agent_away(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
+        leaving_since: leaving_since(&pod.metadata),
         grace_until: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.to_string()),
         ready: find("Ready").is_some_and(|c| c.status == "True"),
         progressing: find(CONDITION_PROGRESSING).and_then(|c| match c.status.as_str() {
@@ -333,6 +336,12 @@ pub fn view(pod: &ListedPod) -> PodView {
             .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
             .and_then(|c| c.last_transition_time.as_ref().map(|time| time.0.to_string())),
     }
+}
+
+/// A pod's `deletionTimestamp` is the end of its grace; whoever shortens the grace moves both.
+fn leaving_since(metadata: &ObjectMeta) -> Option<String> {
+    let grace = SignedDuration::from_secs(metadata.deletion_grace_period_seconds.unwrap_or(0));
+    Some(metadata.deletion_timestamp.as_ref()?.0.checked_sub(grace).ok()?.to_string())
 }
 
 fn restarts(status: Option<&PodStatus>) -> i32 {

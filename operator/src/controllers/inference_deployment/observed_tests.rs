@@ -40,6 +40,20 @@ fn a_pod_is_seen_whole() {
 }
 
 #[test]
+fn a_pod_leaves_since_it_was_asked_to_and_not_since_its_grace_is_over() {
+    let mut pod = pod(json!([]));
+    assert_eq!(view(&pod).leaving_since, None);
+    pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:01:00Z")).unwrap();
+    let since = |grace| {
+        let mut pod = pod.clone();
+        pod.metadata.deletion_grace_period_seconds = grace;
+        view(&pod).leaving_since
+    };
+    assert_eq!(since(Some(45)).as_deref(), Some("2026-01-01T00:00:15Z"));
+    assert_eq!(since(None).as_deref(), Some("2026-01-01T00:01:00Z"));
+}
+
+#[test]
 fn an_agent_is_away_where_the_kubelet_says_so_and_nowhere_else() {
     let seen = |statuses: Value| {
         let mut pod = pod(json!([]));
