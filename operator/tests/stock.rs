@@ -29,7 +29,7 @@ use operator::{
     client::Calls,
     controllers::{
         queue::Key,
-        watch::{self, Watched},
+        watch::{self, Concerned, Watched},
     },
     health::Health,
     leader::Leadership,
@@ -259,7 +259,11 @@ async fn fault_a2_ours_a_black_holed_watch_is_noticed_in_half_a_minute() {
 }
 
 /// One watch of ours, on its own.
-fn ours_of<K>(client: &Client, kind: &'static str, health: &Arc<Health>) -> futures::stream::BoxStream<'static, Key>
+fn ours_of<K>(
+    client: &Client,
+    kind: &'static str,
+    health: &Arc<Health>,
+) -> futures::stream::BoxStream<'static, Concerned>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {

@@ -24,7 +24,7 @@ use super::{
     inference_deployment::{PassError, pass},
     nodes,
     queue::{CONCURRENT_MAX, Key, Next, Queue},
-    watch::{self, Watched},
+    watch::{self, Concerned, Watched},
 };
 use crate::{client::Calls, health::Health, leader::Leadership};
 
@@ -33,7 +33,7 @@ const PASS_MAX: Duration = Duration::from_secs(60);
 /// Events that come in a burst make one pass.
 pub(super) const DEBOUNCE: Duration = Duration::from_millis(20);
 
-type Keys = Pin<Box<dyn Stream<Item = Key> + Send>>;
+type Changes = Pin<Box<dyn Stream<Item = Concerned> + Send>>;
 
 /// What every pass gets.
 pub struct Context {
@@ -80,14 +80,17 @@ pub async fn run(context: Arc<Context>) {
         tokio::select! {
             biased; // a fixed order makes a run repeatable
             Some((key, next)) = passes.next(), if !passes.is_empty() => queue.done(key, next, Instant::now()),
-            Some(key) = events.next() => queue.ask(key, Instant::now() + DEBOUNCE),
+            Some(whom) = events.next() => match whom {
+                Concerned::One(key) => queue.ask(key, Instant::now() + DEBOUNCE),
+                Concerned::Any => queue.ask_all(Instant::now() + DEBOUNCE),
+            },
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             else => return, // the watches are endless
         }
     }
 }
 
-fn watches(context: &Arc<Context>) -> Vec<Keys> {
+fn watches(context: &Arc<Context>) -> Vec<Changes> {
     // what an InferenceDeployment owns is looked at by its passes, which come now and then; of one that nobody has heard of there is none
     let root = Watched { kind: "InferenceDeployment", label: None, list_every: Some(watch::LIST_EVERY) };
     let owned = |kind| Watched { kind, label: Some(LABEL_DEPLOYMENT), list_every: None };
@@ -104,7 +107,7 @@ fn watches(context: &Arc<Context>) -> Vec<Keys> {
     ]
 }
 
-fn one<K>(context: &Arc<Context>, watched: Watched, owner: fn(&PartialObjectMeta<K>) -> Option<Key>) -> Keys
+fn one<K>(context: &Arc<Context>, watched: Watched, owner: fn(&PartialObjectMeta<K>) -> Option<Key>) -> Changes
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {

@@ -65,6 +65,12 @@ impl Queue {
         }
     }
 
+    /// A pass over each that is known is wanted at `at`.
+    pub fn ask_all(&mut self, at: Instant) {
+        let known: BTreeSet<Key> = self.due.keys().chain(&self.running).cloned().collect();
+        known.into_iter().for_each(|key| self.ask(key, at));
+    }
+
     /// The next one that is due, of the namespace with the fewest passes at work; it counts as running until [`Self::done`].
     pub fn take(&mut self, now: Instant) -> Option<Key> {
         let due = self.heads().filter(|(_, (at, _))| *at <= now);
@@ -158,6 +164,20 @@ mod tests {
         assert_eq!((queue.take(t + 2 * S), queue.take(t + 2 * S)), (Some(key("a")), None), "b still runs");
         queue.done(key("b"), Next::After(300 * S), t + 2 * S);
         assert_eq!(queue.take(t + 2 * S), Some(key("b")), "it was asked for while it ran");
+    }
+
+    #[test]
+    fn all_that_are_known_can_be_asked_for_at_once() {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        queue.ask(key("runs"), t);
+        queue.ask(key("waits"), t + 300 * S);
+        queue.ask(key("gone"), t);
+        assert_eq!((queue.take(t), queue.take(t)), (Some(key("gone")), Some(key("runs"))));
+        queue.done(key("gone"), Next::Forget, t);
+        queue.ask_all(t + S);
+        assert_eq!((queue.take(t + S), queue.take(t + S)), (Some(key("waits")), None), "one runs, one is gone");
+        queue.done(key("runs"), Next::After(300 * S), t + S);
+        assert_eq!(queue.take(t + S), Some(key("runs")), "it was asked for while it ran");
     }
 
     #[test]

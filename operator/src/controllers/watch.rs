@@ -1,8 +1,8 @@
-//! One watch of one kind as an endless stream of "this InferenceDeployment may have changed".
+//! One watch of one kind as an endless stream of "this InferenceDeployment may have changed", and once of "any may have".
 //!
 //! It takes the place of kube's `watcher` for three reasons (RELIABILITY §7, A2, A4): every request has a deadline, so a
 //! connection that is open and silent is noticed in 30 s and not in 295 s or never; each watch backs off alone; and a
-//! new list also names what it no longer holds, so that an object that was deleted while the watch was down is not missed.
+//! new list also names whom it no longer holds, so that an object that was there before the watch was down and is not after it is not missed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -47,19 +47,27 @@ pub struct Watched {
     pub list_every: Option<Duration>,
 }
 
-/// The keys that events of `K` concern: `owner` maps an object to its InferenceDeployment.
+/// Whom an event concerns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Concerned {
+    One(Key),
+    /// The kind is watched from now on, and whose objects went while it was not yet, nobody can say.
+    Any,
+}
+
+/// Whom events of `K` concern: `owner` maps an object to its InferenceDeployment.
 pub fn keys<K>(
     api: Api<PartialObjectMeta<K>>,
     watched: Watched,
     health: Arc<Health>,
     owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
-) -> impl Stream<Item = Key> + Send + use<K>
+) -> impl Stream<Item = Concerned> + Send + use<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     health.watch(watched.kind, false);
-    let (known, ready, listed) = (Known::default(), VecDeque::new(), Instant::now());
-    let feed = Feed { api, watched, health, owner, listed, known, ready, failures: 0, at: At::Start };
+    let (ready, listed) = (VecDeque::new(), Instant::now());
+    let feed = Feed { api, watched, health, owner, listed, known: None, ready, failures: 0, at: At::Start };
     stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) })
 }
 
@@ -109,8 +117,9 @@ struct Feed<K: Resource> {
     health: Arc<Health>,
     owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
     listed: Instant,
-    known: Known,
-    ready: VecDeque<Key>,
+    /// `None`: there was no list yet.
+    known: Option<Known>,
+    ready: VecDeque<Concerned>,
     failures: u32,
     at: At<K>,
 }
@@ -119,10 +128,10 @@ impl<K> Feed<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
-    async fn next(&mut self) -> Key {
+    async fn next(&mut self) -> Concerned {
         loop {
-            if let Some(key) = self.ready.pop_front() {
-                return key;
+            if let Some(whom) = self.ready.pop_front() {
+                return whom;
             }
             let step = match std::mem::replace(&mut self.at, At::Start) {
                 At::Start => self.list().await,
@@ -163,11 +172,23 @@ where
                 None => {
                     let version = page.metadata.resource_version.filter(|version| !version.is_empty());
                     let version = version.ok_or_else(|| "a list without resourceVersion".to_owned())?;
-                    self.ready.extend(self.known.listed(now));
+                    self.in_step(now);
                     self.health.watch(self.watched.kind, true);
                     self.listed = Instant::now();
                     return Ok(At::Listed(version));
                 }
+            }
+        }
+    }
+
+    /// All that is known was listed just now.
+    fn in_step(&mut self, now: Known) {
+        match &mut self.known {
+            Some(known) => self.ready.extend(known.listed(now).into_iter().map(Concerned::One)),
+            None => {
+                self.ready.push_back(Concerned::Any);
+                self.ready.extend(now.0.keys().cloned().map(Concerned::One));
+                self.known = Some(now);
             }
         }
     }
@@ -184,8 +205,8 @@ where
     /// An event came. Returns the version up to which all is known.
     fn heard(&mut self, object: &PartialObjectMeta<K>, version: String, change: fn(&mut Known, Key)) -> String {
         if let Some(key) = (self.owner)(object) {
-            change(&mut self.known, key.clone());
-            self.ready.push_back(key);
+            change(self.known.get_or_insert_default(), key.clone());
+            self.ready.push_back(Concerned::One(key));
         }
         self.failures = 0;
         object.resource_version().filter(|new| !new.is_empty()).unwrap_or(version)
@@ -228,7 +249,7 @@ mod tests {
             health: Arc::new(health),
             owner: |_| Some(("ns".to_owned(), "chat".to_owned())),
             listed: Instant::now(),
-            known: Known::default(),
+            known: None,
             ready: VecDeque::new(),
             failures: 3,
             at: At::Start,
@@ -247,6 +268,18 @@ mod tests {
         tokio::time::advance(Duration::from_secs(25)).await;
         let ended = feed.follow(events, version, since).await;
         assert!(matches!(ended, Ok(At::Listed(version)) if version == "9"), "taken up again from there");
+    }
+
+    #[tokio::test]
+    async fn the_first_list_concerns_also_those_who_have_nothing_in_it() {
+        let chat = ("ns".to_owned(), "chat".to_owned());
+        let list = || Known(BTreeMap::from([(chat.clone(), 1)]));
+        let mut feed = feed();
+        feed.in_step(list());
+        assert_eq!(feed.ready, [Concerned::Any, Concerned::One(chat.clone())]);
+        feed.ready.clear();
+        feed.in_step(Known::default());
+        assert_eq!(feed.ready, [Concerned::One(chat.clone())], "from then on it knows whose are gone");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What stands in the way: a revision that is taken back while the cluster makes no pods, so that its replicas stand on, and what an
-//! InferenceDeployment of the same name has left.
+//! InferenceDeployment of the same name has left; and a child that goes before its kind is watched.
 
 use serde_json::json;
 
 use super::{
     act::Act,
+    faults::Rule,
     rows::{Row, row},
     said::Log,
     story::{Story, create, edit, plain, spec},
@@ -16,6 +17,9 @@ pub fn rows() -> Vec<Row> {
     vec![
         row("i2-rollback-that-cannot-move", cannot_move, recovered_where_it_stands),
         row("p13-made-anew", made_anew, waits_for_the_one_before),
+        row("a4-gone-before-the-first-list", unwatched, |log| {
+            vec![log.changes("services/chat 201", (70_000, 110_000))]
+        }),
     ]
 }
 
@@ -44,6 +48,15 @@ fn made_anew() -> Story {
     let again = (50_000, create(2).1);
     let acts = vec![create(2), (50_000, Act::Delete { name: "chat" }), again];
     Story { garbage_ms: 4_000, ..plain(acts, Vec::new()) }
+}
+
+/// Another operator leads from 37 s on, whose Services are refused until 70 s; one is deleted after its first pass and before its first list.
+fn unwatched() -> Story {
+    let acts = vec![create(2), (20_000, Act::Kill { operator: 0 }), (60_000, Act::DeleteChild { plural: "services" })];
+    let why = (503, "ServiceUnavailable", "etcdserver: no leader");
+    let mut story = plain(acts, Vec::new());
+    story.faults.rules.push(Rule::refuse((20_250, 70_000), &["list"], &["services"], why));
+    story
 }
 
 /// It is no stranger's, and nobody needs a person for it.
