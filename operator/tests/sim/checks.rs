@@ -73,6 +73,9 @@ impl Checks {
         if let Some(what) = precondition(call) {
             self.broken(now_ms, format!("P8: {name}: {what}"));
         }
+        if call.body["metadata"]["annotations"].as_object().is_some_and(serde_json::Map::is_empty) {
+            self.broken(now_ms, format!("P7: {name} sets no annotation"));
+        }
         *self.writes.entry(name.clone()).or_default() += 1;
         if !(200..300).contains(&code) {
             return;

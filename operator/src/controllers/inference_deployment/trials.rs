@@ -58,7 +58,7 @@ pub fn next(
     let Some(before) = before else { return holds.then(|| begun(0)) };
     let known = judged(widened(dated(before, now), scope(terms), now), (held, pods), terms, now);
     // whoever was the only one to wait is on trial and waits no more: it stands until it is known what comes of that
-    let holds = holds || known.trial.as_ref().is_some_and(|trial| on_its_way(trial, pods));
+    let holds = holds || (known.stands() && known.trial.as_ref().is_some_and(|trial| on_its_way(trial, pods)));
     match (known.over_at.as_deref(), holds) {
         (None, true) | (Some(_), false) => Some(known),
         (None, false) if known.trial.is_none() && known.failed == 0 => None,
@@ -208,11 +208,13 @@ fn earliest(hold: &HoldStatus, after: SignedDuration) -> Option<Timestamp> {
     Some(ended.map_or(stood, |ended| stood.max(ended + pause(after, hold.failed))))
 }
 
-/// Is it not known yet what comes of this trial, or known to be in vain and its pod not back?
+/// Is it not known yet what comes of this trial, or known to be in vain and its pod not back? Where that one waits for a slot again the terms say
+/// whether it is held.
 fn on_its_way(trial: &Trial, pods: &[PodView]) -> bool {
+    let away = |pod: &PodView| pod.uid == trial.pod_uid && in_stall(pod) && !wants_slot(pod);
     match trial.outcome {
         TrialOutcome::Pending => true,
-        TrialOutcome::Failed => pods.iter().any(|pod| pod.uid == trial.pod_uid && in_stall(pod)),
+        TrialOutcome::Failed => pods.iter().any(away),
         TrialOutcome::Helped => false,
     }
 }

@@ -50,6 +50,32 @@ fn the_only_one_that_waits_is_on_trial_alone_in_the_fleet() {
 }
 
 #[test]
+fn who_was_tried_in_vain_and_waits_again_is_held_no_longer_than_the_fleet() {
+    let mut scene = Scene::new(1);
+    let held = Fleet { replicas: 6, stalled: 5, restarts_percent: 100, hold_percent: 30, ..Fleet::default() };
+    scene.fleet = Some(held.clone());
+    scene.look(0);
+    scene.look(300);
+    scene.serves("a");
+    scene.look(310);
+    scene.stalls("a");
+    scene.look(320);
+    assert_eq!((scene.outcome(), scene.hold().stands()), (TrialOutcome::Failed, true));
+    scene.fleet = Some(Fleet { stalled: 0, ..held });
+    assert_eq!(scene.granted(330), ["a"]);
+    for (seconds, stage) in [(331, "Granted"), (335, "Killed"), (340, "Restarting")] {
+        assert!(!scene.hold().stands(), "no grant stands beside a hold that it is no trial of (P15)");
+        if let crate::controllers::inference_deployment::observed::EpisodeView::Known(known) =
+            &mut scene.pods[0].episode
+        {
+            known.episode.stage = stage.to_owned();
+        }
+        scene.look(seconds);
+    }
+    assert!(!scene.hold().stands(), "what is over does not come back for what was tried under it");
+}
+
+#[test]
 fn a_restart_that_is_seen_to_be_in_vain_is_not_waited_for() {
     let failed = |change: &dyn Fn(&mut Scene)| {
         let mut scene = Scene::new(4);
