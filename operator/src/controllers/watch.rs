@@ -183,14 +183,11 @@ where
 
     /// All that is known was listed just now.
     fn in_step(&mut self, now: Known) {
-        match &mut self.known {
-            Some(known) => self.ready.extend(known.listed(now).into_iter().map(Concerned::One)),
-            None => {
-                self.ready.push_back(Concerned::Any);
-                self.ready.extend(now.0.keys().cloned().map(Concerned::One));
-                self.known = Some(now);
-            }
+        if self.known.is_none() {
+            self.ready.push_back(Concerned::Any);
         }
+        let whom = self.known.get_or_insert_default().listed(now);
+        self.ready.extend(whom.into_iter().map(Concerned::One));
     }
 
     async fn open(&mut self, version: String) -> Result<At<K>, String> {

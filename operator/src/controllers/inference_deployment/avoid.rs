@@ -45,17 +45,17 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     }
     let held = held.iter().filter(|place| in_force(&place.until, span, now)).cloned();
     let mut places: Vec<Avoided> = held.filter_map(|place| ground.left_of(place)).collect();
-    if span <= SignedDuration::ZERO {
-        return places;
-    }
-    let needs = Needs::of(&infd.spec).shown_by(pods, nodes);
-    let most = allowed(nodes, &needs, infd.spec.recovery.avoid_nodes_percent);
+    let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
+    // asked for by a new place alone: a pass that finds none looks at no node
+    let most = || {
+        let needs = Needs::of(&infd.spec).shown_by(pods, nodes);
+        allowed(nodes, &needs, infd.spec.recovery.avoid_nodes_percent)
+    };
     let told = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
-    let Some(until) = now.checked_add(span).ok() else { return places };
     for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
-            None if places.len() < most => places.push(place),
+            None if places.len() < most() => places.push(place),
             None => {}
         }
     }
