@@ -5,8 +5,9 @@
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
 //! at all. And where a pod that came after it finds no place all the same, everything is lifted at once: a suspicion is worth less
 //! than a replica. One that had none before waits for something else, and would be given just the place that is avoided. But where the
-//! pod of that place was leaving already, it may be the successor, who waits for just this place. What is broken is broken all the same, and
-//! is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
+//! pod of that place was leaving already, it may be the successor, who waits for just this place; and where that place is left by all
+//! of ours and could take a pod, it is just what is missing. What is broken is broken all the same, and is kept apart from it: whoever
+//! looks after nodes must hear of it ([`broken`]).
 
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment, RecoveryStatus,
@@ -40,7 +41,7 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     let Ground { pods, nodes, .. } = ground;
     let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
     let span = span_of(&infd.spec.recovery);
-    if stranded(pods, held, span, now) {
+    if stranded(infd, ground, now) {
         return Vec::new();
     }
     let held = held.iter().filter(|place| in_force(&place.until, span, now)).cloned();
@@ -80,7 +81,7 @@ pub fn broken(infd: &InferenceDeployment, ground: Ground<'_>, avoid: &[Avoided],
     let span = told_for(&infd.spec.recovery);
     let grave = |place: &Avoided| place.because != AvoidedBecause::RestartsDidNotCure;
     // whoever is stranded now would be so again by what is still so
-    let lifts = stranded(ground.pods, &avoided, span_of(&infd.spec.recovery), now);
+    let lifts = stranded(infd, ground, now);
     let avoided = avoided.into_iter().filter(grave).map(|place| Avoided { lifted: lifts, ..place });
     let held = told.iter().cloned().chain(avoided);
     let mut places: Vec<Avoided> = Vec::new();
@@ -168,6 +169,13 @@ impl Ground<'_> {
         self.left_of(Avoided { node, gpu_uuids, until, because, xids, boot_id, left_at, lifted: false })
     }
 
+    /// Have all of this deployment left the node, and could a pod of it run there? Whether somebody else took what it left is not known.
+    fn has_room(&self, infd: &InferenceDeployment, node: &str) -> bool {
+        let needs = || Needs::of(&infd.spec).shown_by(self.pods, self.nodes);
+        let fits = |view: &NodeView| view.name == node && needs().fit(view);
+        !self.pods.iter().any(|pod| pod.node == node) && self.nodes.iter().any(fits)
+    }
+
     fn left_of(&self, place: Avoided) -> Option<Avoided> {
         let now = boot::of(self.nodes, &place.node);
         boot::left_of(place, now)
@@ -200,16 +208,21 @@ fn allowed(nodes: &[NodeView], needs: &Needs, percent: i32) -> usize {
     share.max(1).min(count.saturating_sub(1))
 }
 
-/// Has a pod waited for a place for too long, and only since there were places to avoid, or since one of them was left?
-fn stranded(pods: &[PodView], held: &[Avoided], span: SignedDuration, now: Timestamp) -> bool {
+/// Has a pod waited for a place for too long, and only since there were places to avoid, or since one of them was left? Or whatever
+/// it waited for before, and there is room for it on one of them?
+fn stranded(infd: &InferenceDeployment, ground: Ground<'_>, now: Timestamp) -> bool {
+    let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
+    let span = span_of(&infd.spec.recovery);
     let read = |at: &str| at.parse::<Timestamp>().ok();
-    let waits = || pods.iter().filter(|pod| !pod.leaving).filter_map(|pod| read(pod.unschedulable_since.as_deref()?));
+    let waits =
+        || ground.pods.iter().filter(|pod| !pod.leaving).filter_map(|pod| read(pod.unschedulable_since.as_deref()?));
     held.iter().any(|place| {
         let Some(began) = read(&place.until).and_then(|until| until.checked_sub(span).ok()) else { return false };
         let from = read(&place.left_at).map_or(began, |left| left.min(began));
         // the scheduler's time is in whole seconds
-        let of_it = |at: &Timestamp| from.duration_since(*at) < SignedDuration::from_secs(1);
-        waits().filter(of_it).any(|at| now.duration_since(at.max(began)) >= STRANDED_AFTER)
+        let of_it = |at: Timestamp| from.duration_since(at) < SignedDuration::from_secs(1);
+        let long = |at: &Timestamp| now.duration_since((*at).max(began)) >= STRANDED_AFTER;
+        waits().filter(long).any(|at| of_it(at) || ground.has_room(infd, &place.node))
     })
 }
 

@@ -112,12 +112,36 @@ fn a_pod_without_a_place_lifts_everything_unless_it_had_none_before() {
     object.status.get_or_insert_default().recovery.avoid =
         vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
     let waits = |at: &str| PodView { unschedulable_since: Some(at.to_owned()), node: String::new(), ..healthy("c") };
-    let left = |pod: PodView| next(&object, &[pod], &[], &nodes(4), now()).len();
+    // another replica is on that node still
+    let stays = || PodView { node: "n1".into(), ..healthy("b") };
+    let left = |pod: PodView| next(&object, &[pod, stays()], &[], &nodes(4), now()).len();
     assert_eq!((left(waits("2026-01-01T00:59:31Z")), left(waits("2026-01-01T00:59:30Z"))), (1, 0));
     // a place is avoided since 00:59:00.5, and the scheduler tells whole seconds
     assert_eq!((left(waits("2026-01-01T00:59:00Z")), left(waits("2026-01-01T00:58:59Z"))), (0, 1));
     let held = object.status.clone().unwrap().recovery.avoid;
     assert_eq!(recheck(&held, &[waits("2026-01-01T01:00:00Z")], now()), Some(SignedDuration::from_secs(5)));
+}
+
+/// Every GPU was taken when it began to wait. The one that was left since then is just what it waits for, whyever it was left.
+#[test]
+fn who_waited_before_lifts_a_place_that_all_have_left() {
+    let mut object = infd("chat");
+    let until = "2026-01-01T01:59:00Z".to_owned();
+    object.status.get_or_insert_default().recovery.avoid =
+        vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
+    let since = Some("2026-01-01T00:40:00Z".to_owned());
+    let waits = || PodView { unschedulable_since: since.clone(), node: String::new(), ..healthy("c") };
+    let on = |node: &str| PodView { node: node.into(), ..healthy("b") };
+    let left = |pods: &[PodView], nodes: &[NodeView], at: &str| next(&object, pods, &[], nodes, at.parse().unwrap()).len();
+    let due = "2026-01-01T00:59:30Z";
+    assert_eq!(left(&[waits(), on("n2")], &nodes(4), "2026-01-01T00:59:29Z"), 1, "the scheduler has had no time yet");
+    assert_eq!(left(&[waits(), on("n2")], &nodes(4), due), 0);
+    assert_eq!(left(&[waits(), on("n1")], &nodes(4), due), 1, "somebody is there");
+    assert_eq!(left(&[PodView { leaving: true, ..waits() }, on("n2")], &nodes(4), due), 1, "nobody waits any more");
+    let mut closed = nodes(4);
+    closed[0].usable = false;
+    assert_eq!(left(&[waits(), on("n2")], &closed, due), 1, "it would not take a pod");
+    assert_eq!(left(&[waits(), on("n2")], &[], due), 1, "the node is gone");
 }
 
 /// A rollout took its pod away, or a person, before anybody knew that the engine outlives its kill: the successor waits for a place since then.
@@ -132,8 +156,9 @@ fn who_waits_since_the_place_was_left_has_been_stranded_by_it() {
         recovery.avoid = next(&infd("chat"), pods, &[], &nodes(4), now());
         assert_eq!((recovery.avoid.len(), recovery.avoid[0].until.as_str()), (1, "2026-01-01T02:00:00Z"));
         let then = now() + SignedDuration::from_secs(seconds);
-        // the pod is gone by then, and with it what it showed
-        next(&object, &pods[1..], &[], &nodes(4), then).len()
+        // the pod is gone by then, and with it what it showed; another is there still
+        let later = [pods[1].clone(), PodView { node: "n1".into(), ..healthy("b") }];
+        next(&object, &later, &[], &nodes(4), then).len()
     };
     let since = "2026-01-01T00:58:30Z";
     assert_eq!(avoided(&[left(since), waits(since)], 29), 1, "the scheduler has had no time yet");
