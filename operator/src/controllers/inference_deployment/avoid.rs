@@ -68,6 +68,18 @@ pub fn span_of(recovery: &Recovery) -> SignedDuration {
     duration_of(&recovery.avoid_for).unwrap_or_default()
 }
 
+/// Why a place is avoided no longer although its time is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifted {
+    /// What was wrong with it a restart of its node has mended.
+    NodeStartedAnew,
+    NoOtherPlace,
+}
+
+pub fn why_lifted(place: &Avoided, ground: Ground<'_>) -> Lifted {
+    ground.left_of(place.clone()).map_or(Lifted::NodeStartedAnew, |_| Lifted::NoOtherPlace)
+}
+
 /// For how long others are told of a place after the last news of it. What is broken there is, whatever the policy of new pods.
 pub fn told_for(recovery: &Recovery) -> SignedDuration {
     span_of(recovery).max(TOLD_FOR_MIN)

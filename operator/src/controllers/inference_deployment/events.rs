@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::{Api, Resource, ResourceExt};
 
 use super::{
-    avoid::span_of,
+    avoid::{self, Lifted, span_of},
     escalate::Hold,
     execute::AT_ONCE,
     grants::{self, noted},
@@ -225,8 +225,11 @@ fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let early = |place: &&Avoided| in_force(&place.until, span, now);
     let gone = |place: &&Avoided| !plan.avoid.iter().any(|still| still.node == place.node);
     let lifted = held.iter().filter(early).filter(gone).map(|place| {
-        let note = format!("a pod found no other place: node {} is avoided no longer", place.node);
-        (place, ("Warning", "AvoidanceLifted", "Avoid"), note)
+        let (type_, why) = match avoid::why_lifted(place, observed.ground()) {
+            Lifted::NodeStartedAnew => ("Normal", "it was started anew"),
+            Lifted::NoOtherPlace => ("Warning", "a pod found no other place"),
+        };
+        (place, (type_, "AvoidanceLifted", "Avoid"), format!("node {} is avoided no longer: {why}", place.node))
     });
     let told = begun.chain(lifted).map(|(place, words, note)| {
         let of = format!("{}/{}/{}", place.node, place.until, words.1);
@@ -308,88 +311,5 @@ fn cut(mut note: String) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::controllers::inference_deployment::{
-        plan::plan,
-        testing::{infd, looked, pod},
-    };
-
-    fn now() -> Timestamp {
-        "2026-01-01T00:02:00Z".parse().unwrap()
-    }
-
-    /// The plan and the texts of its events.
-    fn step(observed: &Observed) -> (Plan, Vec<String>) {
-        let plan = plan(observed, Vec::new(), None, now());
-        let notes = of(observed, &plan, now()).into_iter().filter_map(|event| event.note).collect();
-        (plan, notes)
-    }
-
-    #[test]
-    fn a_grant_and_a_close_are_told_once() {
-        let mut world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
-        let (plan, notes) = step(&world);
-        let incident = incident(&world, "uid-a", "e-a");
-        assert_eq!(notes, [format!("restart of the engine in pod a granted (incident {incident})")]);
-        world.infd.status.get_or_insert_default().recovery.grants = plan.grants;
-        assert!(step(&world).1.is_empty(), "the grant stands already");
-
-        world.pods = vec![pod("a", "Recovered", 1)];
-        let (plan, notes) = step(&world);
-        assert_eq!(notes, [format!("incident {incident} (StepStalled, pod a) closed after 59.0s: Recovered")]);
-        let write = &plan.incidents.writes[0];
-        let mut stored = EngineIncident::new(&write.name, write.spec.clone().unwrap());
-        stored.status = write.status.clone();
-        stored.status.as_mut().unwrap().requests_refused = 7; // the record still changes
-        world.incidents = vec![stored];
-        let (plan, notes) = step(&world);
-        assert_eq!((plan.incidents.writes.len(), notes.len()), (1, 0), "closed already");
-    }
-
-    #[test]
-    fn a_recovery_that_must_wait_is_told_once() {
-        let mut world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
-        let granted_at = "2026-01-01T00:01:55Z".to_owned();
-        let past = crds::PastGrant { pod_uid: "uid-a".into(), granted_at, ..Default::default() };
-        world.infd.status.get_or_insert_default().recovery.recent = vec![past];
-        let (plan, notes) = step(&world);
-        assert_eq!(plan.grants, []);
-        assert!(notes.len() == 1 && notes[0].ends_with("waits until 2026-01-01T00:02:05Z"), "{notes:?}");
-        world.pods[0].queued = Some("e-a@2026-01-01T00:01:59Z".to_owned());
-        assert!(step(&world).1.is_empty(), "its agent knows already");
-    }
-
-    #[test]
-    fn a_long_note_is_cut_where_the_server_counts() {
-        // two bytes each, and one that stands across the limit
-        let long = format!("x{}", "ä".repeat(NOTE_BYTES_MAX));
-        let kept = cut(long.clone());
-        assert!(long.starts_with(&kept) && kept.len() == NOTE_BYTES_MAX - 1, "{} bytes", kept.len());
-        assert_eq!(cut("short".to_owned()), "short");
-    }
-
-    #[test]
-    fn an_event_has_what_the_server_demands() {
-        let world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
-        let plan = plan(&world, Vec::new(), None, now());
-        let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();
-        for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type"] {
-            assert!(
-                event[field].as_str().is_some_and(|text| !text.is_empty() && text.len() <= 128),
-                "{field}: {event}"
-            );
-        }
-        assert_eq!(event["regarding"]["namespace"], event["metadata"]["namespace"], "the server compares them");
-        assert_eq!(
-            (&event["regarding"]["kind"], &event["related"]["uid"]),
-            (&"InferenceDeployment".into(), &"uid-a".into())
-        );
-        assert!(event["metadata"]["name"].as_str().is_some_and(|name| name.ends_with(".granted")));
-
-        let mut replaced = plan;
-        replaced.grants[0].action = GrantAction::Replace;
-        let name = of(&world, &replaced, now())[0].metadata.name.clone();
-        assert!(name.is_some_and(|name| name.ends_with(".replaced")), "another name: each is told once");
-    }
-}
+#[path = "events_tests.rs"]
+mod tests;
