@@ -41,8 +41,11 @@ use self::guests::{Answer, Guest, Guests};
 use self::ledger::Ledger;
 use self::proxy::Proxy;
 
-/// What is buffered for a client before its reading holds the engine's stream back; an engine's head is no longer, either.
+/// What is buffered for a client before its reading holds the engine's stream back; a request's head is no longer, either.
 const CLIENT_BUFFER_BYTES: usize = 64 << 10;
+/// What is read of an engine's answer at once; its head is no longer, either. Of each stream that once came faster than it was passed on this
+/// much stays allocated (2c).
+const ENGINE_BUFFER_BYTES: usize = 16 << 10;
 /// For how long a client's connection is kept that asks for nothing. Load balancers keep theirs for 60 s (AWS, nginx), 75 or 90 s (others) or
 /// 600 s (Google), and send the next request on one that we are just closing: a 502 that nobody finds the cause of. Whoever keeps it for longer
 /// must not be us, so this is what Google asks for.

@@ -23,7 +23,7 @@ use super::room::{BEGINNING_BYTES, Room, Share, in_room};
 use super::scan::Scan;
 use super::upload::{ClientBody, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
-use super::{CLIENT_BUFFER_BYTES, IN_FLIGHT_MAX, answers};
+use super::{ENGINE_BUFFER_BYTES, IN_FLIGHT_MAX, answers};
 use crate::sources::get::OWN_HEADER;
 
 /// A request body is read up to this size to count its prompt; a larger one streams through.
@@ -83,7 +83,7 @@ impl Proxy {
         let client = Client::builder(Endable)
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
-            .http1_max_buf_size(CLIENT_BUFFER_BYTES)
+            .http1_max_buf_size(ENGINE_BUFFER_BYTES)
             .build(connector);
         let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
         Some(Self {

@@ -4,7 +4,7 @@ use super::*;
 use crate::gate::guests::Guests;
 use crate::gate::ledger::Control;
 use crate::gate::room::BEGINNING_BYTES;
-use crate::gate::{CLIENT_IDLE, serve_connection};
+use crate::gate::{CLIENT_BUFFER_BYTES, CLIENT_IDLE, serve_connection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 
