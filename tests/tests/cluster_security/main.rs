@@ -29,11 +29,12 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 28] = [
+const ROWS: [&str; 29] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
     "s01_people_reach_what_is_theirs_by_view_and_edit",
+    "s01_a_restart_past_a_hold_can_be_kept_for_some",
     "s02_an_agent_may_patch_pod_status_and_nothing_else",
     "s04_every_container_runs_with_nothing",
     "s05_the_operators_image_is_one_static_program",
@@ -107,6 +108,7 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "s01_every_right_of_the_operator_is_used" => rights::operator(world).await,
         "s01_a_watched_namespace_needs_no_right_elsewhere" => manifests::one_namespace(world).await,
         "s01_people_reach_what_is_theirs_by_view_and_edit" => people::reach(world).await,
+        "s01_a_restart_past_a_hold_can_be_kept_for_some" => people::restarts_for_some(world).await,
         "s02_an_agent_may_patch_pod_status_and_nothing_else" => rights::agent(world).await,
         "s03_restricted_pods_are_taken_without_a_warning" => manifests::restricted(world).await,
         "s04_every_container_runs_with_nothing" => manifests::nothing(world).await,

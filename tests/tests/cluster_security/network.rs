@@ -6,9 +6,7 @@ use truebeat_tests::fleet::operator::NAMESPACE;
 use truebeat_tests::product;
 
 use crate::manifests::charted;
-use crate::world::World;
-
-const DOC: &str = include_str!("../../../docs/security.md");
+use crate::world::{World, documented};
 
 /// The chart's policy for the operator, and the one that `docs/security.md` gives for engines: both ways closed but for what is named.
 pub fn policies(world: &World<'_>) -> Result<()> {
@@ -30,8 +28,7 @@ pub fn policies(world: &World<'_>) -> Result<()> {
     ensure!(test["app.kubernetes.io/component"] == "test" && from[0]["namespaceSelector"].is_null(), "{policy}");
 
     world.tenant("network")?;
-    let text = block(DOC, "kind: NetworkPolicy").context("docs/security.md holds no NetworkPolicy")?;
-    product::apply(world.cluster, text)?;
+    product::apply(world.cluster, documented("kind: NetworkPolicy")?)?;
     let engines = world.json(&["-n", "network", "networkpolicy", "engines"])?;
     closed_but_for(&engines["spec"], ("ingress", &[json!(8080), json!(9400)]), ("egress", &[json!(443), json!(6443)]))
 }
@@ -52,10 +49,4 @@ fn closed_but_for(policy: &Value, into: Open<'_>, out: Open<'_>) -> Result<()> {
         ensure!(open == wanted, "{direction} lets through {open:?}, not {wanted:?}");
     }
     Ok(())
-}
-
-/// The code block of a Markdown text that has this line.
-fn block<'a>(text: &'a str, line: &str) -> Option<&'a str> {
-    let mut blocks = text.split("\n```");
-    blocks.find(|block| block.lines().any(|own| own == line)).and_then(|block| Some(block.split_once('\n')?.1))
 }

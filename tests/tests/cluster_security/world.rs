@@ -180,6 +180,13 @@ impl<'a> World<'a> {
     }
 }
 
+/// The example of `docs/security.md` that has this line.
+pub fn documented(line: &str) -> Result<&'static str> {
+    let mut blocks = include_str!("../../../docs/security.md").split("\n```");
+    let found = blocks.find(|block| block.lines().any(|own| own == line)).and_then(|block| block.split_once('\n'));
+    Ok(found.with_context(|| format!("docs/security.md has no example with the line {line}"))?.1)
+}
+
 fn namespace(name: &str) -> String {
     let level = |mode: &str| format!("pod-security.kubernetes.io/{mode}: restricted");
     let levels = ["enforce", "warn", "audit"].map(level).join(", ");
