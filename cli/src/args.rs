@@ -55,7 +55,8 @@ pub fn words(given: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std::ff
     let mut words: Vec<_> = given.into_iter().collect();
     let name = words.first().and_then(|word| std::path::Path::new(word).file_name());
     if name.is_some_and(|name| name == "kubectl-truebeat") {
-        words.insert(1, "kubectl".into());
+        // what is told of its use names a command that there is
+        words.splice(..1, ["truebeat".into(), "kubectl".into()]);
     }
     words
 }
@@ -233,6 +234,8 @@ mod tests {
             [["/usr/bin/kubectl-truebeat", "why", "pod-1"].as_slice(), &["truebeat", "kubectl", "why", "pod-1"]]
         {
             assert!(matches!(parse(given).unwrap().command, Command::Kubectl(_)), "{given:?}");
+            let refused = parse(&[given, &["--no-such-flag"]].concat()).unwrap_err().to_string();
+            assert!(refused.contains("Usage: truebeat kubectl why"), "{refused}");
         }
         assert!(matches!(parse(&["truebeat", "why"]).unwrap().command, Command::Why(_)));
     }

@@ -41,7 +41,8 @@ pub fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
 fn as_json(contents: &BundleContents) -> Value {
     let entries: Vec<Value> =
         contents.entries.iter().map(|entry| json!({ "name": entry.name, "bytes": entry.text.len() })).collect();
-    let steps = parsed(contents, "steps.json").as_array().cloned().unwrap_or_default();
+    let steps = parsed(contents, "steps.json");
+    let steps = in_order(&steps);
     let last = &steps[steps.len().saturating_sub(STEPS_SHOWN)..];
     json!({ "manifest": contents.manifest, "verdict": parsed(contents, "verdict.json"), "last_steps": last, "entries": entries })
 }
@@ -101,9 +102,15 @@ fn times(out: &mut String, episode: &Value) {
 }
 
 /// The last steps of the flight recorder, whichever rank began them; the oldest of them first.
-fn steps(out: &mut String, all: &Value) {
-    let mut all: Vec<&Value> = all.as_array().into_iter().flatten().collect();
+/// The steps of all ranks, the last ones last; the file has each rank's together.
+fn in_order(steps: &Value) -> Vec<&Value> {
+    let mut all: Vec<&Value> = steps.as_array().into_iter().flatten().collect();
     all.sort_by_key(|step| step["started_ns"].as_u64());
+    all
+}
+
+fn steps(out: &mut String, all: &Value) {
+    let all = in_order(all);
     if all.is_empty() {
         return line(out, "steps", "none: the engine publishes no page, or did not get to one");
     }

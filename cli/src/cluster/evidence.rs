@@ -100,7 +100,7 @@ pub async fn fetch(
 ) -> anyhow::Result<(PathBuf, u64)> {
     let found = list(client, namespace, wanted).await?;
     let (carrier, Shelved { episode, pod, bytes: told, .. }) = found.first().context(
-        "no bundle of it lies there: none was written (its incident says why), or twenty newer ones have taken its place",
+        "no bundle of it lies there: none was written (of a suspicion and of a fence by hand none is; else its agent's log says why: `kubectl logs POD -c agent`), or twenty newer ones have taken its place",
     )?;
     let file = to.map_or_else(|| bundle::path_of(Path::new(""), episode), Path::to_owned);
     ensure!(!file.is_dir(), "{} is a folder; --to names the file to write", file.display());

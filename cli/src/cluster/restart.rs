@@ -70,10 +70,11 @@ pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resul
 /// It is not granted in time; the wish stands until this stall is over.
 pub async fn wait(client: &Client, namespace: &str, name: &str, asked: &Asked) -> anyhow::Result<String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let since = Instant::now();
+    let (since, mut heard) = (Instant::now(), false);
     let granted = async {
         loop {
             let pod = timeout(LOOK_MAX, pods.get_opt(name)).await.ok().and_then(Result::ok);
+            heard = pod.is_some();
             if let Some(what) = pod.and_then(|pod| seen(pod.as_ref(), asked)) {
                 return what;
             }
@@ -86,6 +87,10 @@ pub async fn wait(client: &Client, namespace: &str, name: &str, asked: &Asked) -
             "pod {name}: {what} after {:.1} s; follow it with `truebeat kubectl why {name} -n {namespace}`",
             since.elapsed().as_secs_f64()
         )),
+        Err(_) if !heard => bail!(
+            "the wish is written, but the API server has not said within {after} s whether it is granted; look again with \
+             `truebeat kubectl why {name} -n {namespace}`"
+        ),
         Err(_) => bail!(
             "the wish is written and stands until this stall is over, but nobody has granted it within {after} s; what it waits for is said by \
              `truebeat kubectl why {} -n {namespace}`, under EnginesProgressing or RestartsHeld; where neither says it, see whether an operator leads",
