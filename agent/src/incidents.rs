@@ -86,7 +86,9 @@ impl Incidents {
         let mark = |at: &mut Option<String>| _ = at.get_or_insert_with(|| moment.now.to_owned());
         episode.requests_refused += moment.refused;
         stage.name().clone_into(&mut episode.stage);
-        if let Some(class) = &moment.recovery.class {
+        // a detector that begins anew after the kill sees a dead engine alone: what hung is in the book
+        let is_known = episode.killed_at.is_some();
+        if let Some(class) = moment.recovery.class.as_ref().filter(|class| !(is_known && *class == "Dead")) {
             episode.class.clone_from(class);
         }
         if explains(episode, stage, moment.outcome) {

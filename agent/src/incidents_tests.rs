@@ -50,6 +50,22 @@ fn an_episode_gets_each_time_once() {
     assert!(e.closed() && book.open().is_none());
 }
 
+/// Its supervisor waits for what outlives the kill, and the detector is another one meanwhile.
+#[test]
+fn a_detector_that_finds_the_engine_killed_does_not_rewrite_what_hung() {
+    let mut book = Incidents::default();
+    book.begin("host-7-9", 1, "Livelock", "t0");
+    tick(&mut book, "t1", Some(EpisodeStage::Killed), Verdict::Stalled(StallClass::Livelock));
+    book.killed("host-7-9-1", 0, "t1");
+    book.begin("host-7-9", 2, "Dead", "t2");
+    let dead = |stage| RecoveryOutput { class: Some("Dead".into()), ..output(Some(stage), None) };
+    book.tick(&while_fenced(&dead(EpisodeStage::Restarting), &outcome(Verdict::Dead), true));
+    assert_eq!((book.list().len(), book.list()[0].class.as_str()), (1, "Livelock"));
+    book.begin("host-8-9", 1, "Dead", "t3");
+    book.tick(&while_fenced(&dead(EpisodeStage::Restarting), &outcome(Verdict::Dead), true));
+    assert_eq!(book.list()[0].class, "Dead", "the next one died by itself");
+}
+
 #[test]
 fn a_bundle_that_comes_late_is_known_of_the_evidence_that_was_gathered_and_of_no_other() {
     let mut book = Incidents::default();
