@@ -5,6 +5,7 @@ pub mod board;
 mod ends;
 pub mod keep;
 pub mod narrate;
+mod outlive;
 pub mod registry;
 
 use std::ffi::OsString;
@@ -21,12 +22,12 @@ use tokio::sync::watch;
 use self::board::Board;
 use self::ends::Ends;
 use self::keep::{Input, Spec, keep};
+use self::outlive::outlive_engine;
 use self::registry::Registry;
 use crate::files::keep_from_cleaning;
 use crate::http;
 use crate::launch::{EngineFile, LaunchConfig, Launcher, run_dirs};
 use crate::own_program::OWN_PROGRAM;
-use crate::sources::find_pod_engine;
 
 /// That the engine is about to be ended is told to the detector first: it would take that for a death, and those in flight for suspects (I7).
 /// One that does not answer holds nobody.
@@ -37,8 +38,6 @@ const UNSENT_WAIT_MIN: Duration = Duration::from_secs(2);
 const UNSENT_WAIT_MAX: Duration = Duration::from_secs(30);
 /// A detector that may go first sees to it that what it knows is written down; one whose disk hangs is given up.
 const DISMISSED_WAIT: Duration = Duration::from_millis(1_500);
-/// How often an ending supervisor looks whether the engine still lives.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a supervisor needs.
 #[derive(Debug)]
@@ -131,7 +130,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
             }
             None => {
                 ends.next().await;
-                outlive_engine(config.outlive, &config.page_dir).await;
+                outlive_engine(config.outlive, &config.agent_dir, &config.page_dir).await;
                 board.all_is_sent(UNSENT_WAIT_MAX).await;
                 0
             }
@@ -268,26 +267,6 @@ fn gate(config: &SuperviseConfig, listener: TcpListener) -> Spec {
 
 fn spec(config: &SuperviseConfig, name: &'static str, args: Vec<OsString>, stdin: Input) -> Spec {
     Spec { name, program: config.exe.clone(), args, log_filter: config.log_filter.clone(), stdin }
-}
-
-/// The agent must be there for the engine's preStop and its last requests: it leaves after the engine, within a bound.
-async fn outlive_engine(bound: Duration, page_dir: &Path) {
-    let gone = async {
-        let mut named = false;
-        loop {
-            let page_dir = page_dir.to_owned();
-            // A search may hang with the engine: then the engine is still there.
-            match tokio::task::spawn_blocking(move || find_pod_engine(&page_dir)).await {
-                Ok(None) => return,
-                // Other sidecars may stay for as long as they like.
-                Ok(Some(found)) if named && !found.named => return,
-                Ok(Some(found)) => named = found.named,
-                Err(_) => {}
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    };
-    let _ = tokio::time::timeout(bound, gone).await;
 }
 
 #[cfg(test)]

@@ -109,6 +109,12 @@ pub async fn recalled(max: Duration, read: impl FnOnce() -> io::Result<Left> + S
     }
 }
 
+/// The engine that a detector of this boot followed last.
+pub fn known_engine(agent_dir: &Path) -> Option<EngineProcess> {
+    let (pid, start_ticks) = Memory::recall(agent_dir).engine?;
+    Some(EngineProcess { pid, start_ticks })
+}
+
 /// What the detector knows now; with the boot it makes a [`Memory`].
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {

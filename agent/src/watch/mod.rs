@@ -12,7 +12,7 @@ pub(crate) mod kept;
 pub(crate) mod latest;
 pub mod leave;
 mod lookout;
-mod memory;
+pub(crate) mod memory;
 mod notes;
 mod poison;
 mod proof;
