@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::sources::{EngineProcess, process_tree, process_tree_members};
+use crate::sources::{EngineProcess, own_pid, process_tree, process_tree_members};
 
 /// Looks at the tree until no new member shows; a fork bomb ends the looking, not the kill.
 const LOOKS_MAX: usize = 8;
@@ -21,10 +21,15 @@ const LOOKS_MAX: usize = 8;
 pub const TERMINATION_BYTES_MAX: usize = 4096;
 
 /// SIGKILL for every process of the engine. Returns the pids that it reached.
+pub fn kill_tree(root: &EngineProcess) -> Vec<i32> {
+    kill_members(root).1
+}
+
+/// SIGKILL for every process of the engine: who they were, and the pids that it reached.
 ///
 /// The tree is stopped first, member by member, so that nobody forks or is re-parented out of sight between the look and the
 /// kill. The engine's own end is not awaited here: a process in the kernel may outlive the signal (I5).
-pub fn kill_tree(root: &EngineProcess) -> Vec<i32> {
+pub fn kill_members(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
     let mut stopped: Vec<EngineProcess> = Vec::new();
     for _ in 0..LOOKS_MAX {
         let new: Vec<_> = process_tree_members(root).into_iter().filter(|member| !stopped.contains(member)).collect();
@@ -34,14 +39,17 @@ pub fn kill_tree(root: &EngineProcess) -> Vec<i32> {
         send_to(&new, Signal::SIGSTOP);
         stopped.extend(new);
     }
-    send_to(&stopped, Signal::SIGKILL)
+    let reached = send_to(&stopped, Signal::SIGKILL);
+    (stopped, reached)
 }
 
 /// SIGKILL, then waits until nothing of the tree is left. True when it is gone within `bound`.
 pub async fn kill_tree_and_wait(root: &EngineProcess, bound: Duration) -> bool {
     let begun = Instant::now();
     loop {
-        if process_tree(root).is_empty() {
+        // whoever cannot see itself sees nobody: that is no proof that all are gone (P16)
+        let sees = || EngineProcess::of(own_pid()).is_some();
+        if sees() && process_tree(root).is_empty() && sees() {
             return true;
         }
         if begun.elapsed() >= bound {

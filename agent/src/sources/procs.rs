@@ -4,7 +4,7 @@
 //! ten-times-a-second path never opens them (I4).
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::text::lossy;
@@ -114,6 +114,15 @@ impl ProcRoot {
     pub fn stat(&self, pid: i32) -> Option<Stat> {
         // A process may give itself a name that is no UTF-8.
         Stat::parse(&small(&self.path(pid, "stat"))?)
+    }
+
+    /// Is there no such process? `false` as well where that could not be found out: who has no descriptor left knows nothing of anybody.
+    pub fn is_gone(&self, pid: i32) -> bool {
+        let gone = |error: &io::Error| {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+        };
+        let read = File::open(self.path(pid, "stat")).and_then(|mut file| file.read(&mut [0; 1]));
+        read.err().as_ref().is_some_and(gone)
     }
 
     /// One thread of a process; the numbers are the thread's own.

@@ -23,6 +23,11 @@ impl EngineProcess {
         ProcRoot::live().stat(pid).map(|stat| Self { pid, start_ticks: stat.start_ticks })
     }
 
+    /// Is it known to be gone? Whoever cannot look knows nothing.
+    pub fn is_gone(&self) -> bool {
+        !self.lives() && (ProcRoot::live().stat(self.pid).is_some() || ProcRoot::live().is_gone(self.pid))
+    }
+
     /// Is it the same process still, and not a zombie?
     pub fn lives(&self) -> bool {
         ProcRoot::live().stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.ended())
@@ -116,7 +121,8 @@ pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path) -> Option<Found
     Some(Found { process, named: named.is_some(), hides })
 }
 
-fn own_pid() -> i32 {
+/// This process.
+pub fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(-1)
 }
 

@@ -14,7 +14,7 @@ use super::follow::Program;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
-use crate::kill::{KillNote, kill_tree, summary_of_book, write_termination_message};
+use crate::kill::{KillNote, kill_members, summary_of_book, write_termination_message};
 use crate::metrics::Metrics;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
@@ -26,6 +26,10 @@ const SPARED_AGAIN_MS: u64 = 10_000;
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
 /// Nor must the launcher's note: the agent's own disk may hang. Without it the launcher pauses before the next start, and no more.
 const NOTE_MAX: Duration = Duration::from_millis(500);
+/// A worker that ends gives back hundreds of gigabytes of pinned memory, and its GPU: seconds, and it can be ended.
+const GIVING_BACK_MS: u64 = 20_000;
+/// A kill that has not said by then whom it reached never will.
+const KILLING_MS_MAX: u64 = 5_000;
 /// Nor must a last look for a better one than a guess.
 const SEARCH_MAX: Duration = Duration::from_millis(500);
 
@@ -33,25 +37,21 @@ const SEARCH_MAX: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 enum News {
     /// A kill loses nothing any more. Without a bundle either none could be written, or a slow disk may take it yet.
-    Captured {
-        episode: String,
-        captured: Captured,
-    },
+    Captured { episode: String, captured: Captured },
     /// What a slow disk made of the bundle of such evidence.
-    Written {
-        episode: String,
-        captured: Captured,
-    },
+    Written { episode: String, captured: Captured },
     Killed {
         episode: String,
         lost: u64,
+        engine: EngineProcess,
+        /// All that were the engine's.
+        members: Vec<EngineProcess>,
+        /// Whom the signal reached.
         pids: Vec<i32>,
         at: String,
     },
     /// No signal was sent to it.
-    Spared {
-        guess: EngineProcess,
-    },
+    Spared { guess: EngineProcess },
 }
 
 /// What a tick knows when it acts.
@@ -80,6 +80,9 @@ pub struct Acts {
     /// The summary of an episode's evidence, for the termination message.
     summary: Option<(String, String)>,
     killed: Option<Killed>,
+    /// At the last look the engine that was killed was there still, although its first process may be gone: a worker that cannot be ended owns
+    /// its GPU (I5), and whoever comes must not serve beside it (P16). True as well while it is being killed.
+    pub left: bool,
     /// The engine that was said to outlive its SIGKILL.
     outlives: Option<EngineProcess>,
     /// The gate's epoch and its count of refusals at the last look; refusals since the last tick.
@@ -94,6 +97,10 @@ struct Killed {
     last_ms: u64,
     /// It was a guess that proved wrong the last time.
     spared: bool,
+    /// The signals may not have been sent yet.
+    under_way: bool,
+    /// Who else was killed with it, and has not been seen to be gone.
+    others: Vec<EngineProcess>,
 }
 
 impl Acts {
@@ -107,6 +114,7 @@ impl Acts {
             capturing: None,
             summary: None,
             killed: None,
+            left: false,
             outlives: None,
             refused_seen: None,
             refused: 0,
@@ -116,9 +124,10 @@ impl Acts {
     /// Books what tasks have done since the last tick.
     pub fn take_news(&mut self, metrics: &Metrics) {
         while let Ok(news) = self.news.try_recv() {
+            self.count_killed(&news);
             match news {
                 News::Captured { episode, captured } => {
-                    captured.notes.iter().for_each(|note| tracing::info!(note, "evidence"));
+                    log_notes(&captured);
                     let bundle = captured.bundle.map(|path| path.display().to_string());
                     self.incidents.captured(&episode, bundle, &captured.fingerprint, &crate::files::wall_clock());
                     // a slow disk's word of an episode before may come while another's evidence is taken
@@ -126,7 +135,7 @@ impl Acts {
                     self.summary = Some((episode, captured.summary));
                 }
                 News::Written { episode, captured } => {
-                    captured.notes.iter().for_each(|note| tracing::info!(note, "evidence"));
+                    log_notes(&captured);
                     if let Some(path) = captured.bundle {
                         self.incidents.written(&episode, path.display().to_string());
                     }
@@ -144,7 +153,7 @@ impl Acts {
                 News::Killed { episode, pids, .. } if pids.is_empty() => {
                     tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
                 }
-                News::Killed { episode, lost, pids, at } => {
+                News::Killed { episode, lost, pids, at, .. } => {
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
                     if self.incidents.killed(&episode, lost, &at) {
                         metrics.kills.inc();
@@ -154,9 +163,38 @@ impl Acts {
         }
     }
 
-    /// When SIGKILL was first sent to this process.
+    /// Who was killed with an engine is the engine's too.
+    fn count_killed(&mut self, news: &News) {
+        let News::Killed { engine: root, members, .. } = news else { return };
+        let Some(killed) = self.killed.as_mut().filter(|killed| killed.engine == *root) else { return };
+        killed.under_way = false;
+        if members.is_empty() {
+            // it is gone, or nobody could be seen: nothing has outlived a signal that was not sent
+            self.killed.take_if(|killed| killed.others.is_empty());
+            return;
+        }
+        let new = members.iter().filter(|member| *member != root && !killed.others.contains(member));
+        let new: Vec<EngineProcess> = new.cloned().collect();
+        killed.others.extend(new);
+    }
+
+    /// Looks whether anything is [`left`](Self::left) of the engine that is followed, if it was killed.
+    pub fn look_for_left(&mut self, now_ms: u64, engine: Option<&EngineProcess>) -> bool {
+        let left = |killed: &mut Killed| {
+            killed.others.retain(|other| !other.is_gone());
+            killed.under_way &= now_ms.saturating_sub(killed.last_ms) < KILLING_MS_MAX;
+            killed.under_way || !killed.others.is_empty()
+        };
+        let followed = |killed: &&mut Killed| !killed.spared && engine == Some(&killed.engine);
+        self.left = self.killed.as_mut().filter(followed).is_some_and(left);
+        self.left
+    }
+
+    /// Since when this engine outlives SIGKILL; where its first process is gone, the others have their time to give back what they hold.
     pub fn kill_sent_ms(&self, engine: &EngineProcess) -> Option<u64> {
-        self.killed.as_ref().filter(|killed| killed.engine == *engine && !killed.spared).map(|killed| killed.first_ms)
+        let killed = self.killed.as_ref().filter(|killed| killed.engine == *engine && !killed.spared)?;
+        let others_alone = self.left && engine.is_gone();
+        Some(killed.first_ms + if others_alone { GIVING_BACK_MS } else { 0 })
     }
 
     /// Adds up refusals; a gate that started anew counts from zero.
@@ -272,7 +310,10 @@ impl Acts {
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
             never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
         };
-        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared: false });
+        let others =
+            self.killed.take_if(|killed| killed.engine == *engine).map(|killed| killed.others).unwrap_or_default();
+        let (engine, last_ms) = (engine.clone(), scene.now_ms);
+        self.killed = Some(Killed { engine, first_ms, last_ms, spared: false, under_way: true, others });
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
@@ -282,7 +323,9 @@ impl Acts {
     fn escalate(&mut self, scene: &Scene<'_>) {
         if self.outlives.as_ref() != scene.engine {
             let pid = scene.engine.map(|engine| engine.pid);
-            tracing::error!(pid, "the engine outlives SIGKILL: only its node can end it");
+            let others: Vec<i32> =
+                self.killed.iter().flat_map(|killed| &killed.others).map(|other| other.pid).collect();
+            tracing::error!(pid, ?others, "the engine outlives SIGKILL: only its node can end it");
             self.outlives = scene.engine.cloned();
         }
     }
@@ -338,9 +381,18 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
             "the launcher is not told that this end was granted; it will pause before the next start"
         ),
     }
-    let killed = tokio::task::spawn_blocking(move || kill_tree(&job.engine));
-    let pids = killed.await.unwrap_or_default();
-    let _ = tell.send(News::Killed { episode: job.episode, lost: job.lost, pids, at: crate::files::wall_clock() });
+    let engine = job.engine.clone();
+    let (members, pids) = tokio::task::spawn_blocking(move || kill_members(&engine)).await.unwrap_or_default();
+    let (episode, lost, engine, at) = (job.episode, job.lost, job.engine, crate::files::wall_clock());
+    let _ = tell.send(News::Killed { episode, lost, engine, members, pids, at });
+}
+
+/// What cost the bundle is said to whoever looks for it; the rest is for whoever asks.
+fn log_notes(captured: &Captured) {
+    for note in &captured.notes {
+        let is_lost = note.starts_with("no bundle");
+        if is_lost { tracing::warn!(note, "evidence") } else { tracing::info!(note, "evidence") }
+    }
 }
 
 #[cfg(test)]

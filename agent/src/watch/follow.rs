@@ -106,6 +106,11 @@ impl Follow {
         self.looked(now_ms)
     }
 
+    /// The same engine as at the last look, whoever else is there: it is not gone yet.
+    pub fn stay(&mut self, now_ms: u64) -> Option<EngineProcess> {
+        self.looked(now_ms)
+    }
+
     fn looked(&mut self, now_ms: u64) -> Option<EngineProcess> {
         self.read_words(now_ms);
         if self.watched != self.engine {

@@ -259,7 +259,8 @@ impl Watch {
     }
 
     fn follow_engine(&mut self, now_ms: u64) {
-        let engine = self.follow.look(now_ms);
+        let stays = self.acts.look_for_left(now_ms, self.engine.as_ref()) && !self.config.standalone; // (a launcher starts nobody before)
+        let engine = if stays { self.follow.stay(now_ms) } else { self.follow.look(now_ms) };
         if engine.is_none() {
             // Its container waits, or its image is on the way: a start-up that has not begun is not late (V3).
             self.detector.engine_restarted(now_ms);
@@ -316,6 +317,7 @@ impl Watch {
         self.metrics.maintenance.set(obs.maintenance.into());
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
             proc.kill_sent_ms = self.acts.kill_sent_ms(engine);
+            proc.alive |= self.acts.left;
         }
         obs
     }
@@ -332,7 +334,7 @@ impl Watch {
                 .queued
                 .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
                 .map(|(_, at)| at),
-            process: self.engine.as_ref().filter(|_| self.follow.engine_lives()).map(process_key),
+            process: self.engine.as_ref().filter(|_| self.acts.left || self.follow.engine_lives()).map(process_key),
             leaves: self.control.leaving && (self.drain.borrow().ends || self.gate.owes_nothing()),
         }
     }

@@ -86,6 +86,20 @@ fn dead_zombie_and_reused_pids_are_not_alive() {
     assert_eq!((gone.alive, gone.state), (false, None));
 }
 
+/// D8: a detector without a descriptor, on a machine without a free file.
+#[test]
+fn d08_an_engine_that_cannot_be_looked_at_is_not_dead() {
+    let mut watched = Watched::new(&[engine(0, 0)]);
+    assert!(watched.look().alive);
+    // reading it fails, and not for want of a process
+    let stat = watched.fake.directory.path().join("100/stat");
+    std::fs::remove_file(&stat).unwrap();
+    std::fs::create_dir(&stat).unwrap();
+    assert_eq!(watched.source.look(60_000, None), None, "nobody knows (I4)");
+    std::fs::remove_dir(&stat).unwrap();
+    assert!(!watched.look().alive);
+}
+
 #[test]
 fn the_process_that_steps_is_the_pages_else_the_busiest_else_the_root() {
     let mut watched = Watched::new(&[engine(0, 0), Process { state: 'R', ..child(101, "core", 0) }]);
