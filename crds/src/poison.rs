@@ -6,7 +6,7 @@
 //! pod must not be able to have somebody's requests refused everywhere. And where very many are equally suspect, none of them is
 //! refused: it is not them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -69,17 +69,48 @@ pub fn is_fingerprint(text: &str) -> bool {
 }
 
 /// What the gate of `replica` must refuse, for `keep_ms` after the last stall.
+pub fn refused(stalls: &[Stall<'_>], replica: &str, keep_ms: i64, now_ms: i64) -> Vec<Refused> {
+    let mut all = Refusals::of(stalls, keep_ms, now_ms);
+    all.own.remove(replica).unwrap_or(all.others)
+}
+
+/// What all gates must refuse. In one go, for every stall may tell of a hundred requests, and of a deployment that stalls as a whole there are
+/// hundreds of stalls.
 ///
 /// The more stalls, the surer: requests are condemned by their number of stalls, the highest first, as long as all with an equal number
 /// find room. By fingerprint, so that equal stalls give equal text.
-pub fn refused(stalls: &[Stall<'_>], replica: &str, keep_ms: i64, now_ms: i64) -> Vec<Refused> {
-    let mut by_count: BTreeMap<usize, Vec<Refused>> = BTreeMap::new();
-    for (request, record) in records(stalls, now_ms) {
-        let innocent = |one: &Refused| record.answered_ms.is_some_and(|answered_ms| answered_ms >= one.since_ms);
-        let condemned =
-            condemn(request, record.stalls, replica, keep_ms).filter(|one| now_ms < one.until_ms && !innocent(one));
-        condemned.into_iter().for_each(|one| by_count.entry(one.stalls).or_default().push(one));
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    /// The gates of replicas that were stalled twice by something that has stalled nobody else.
+    pub own: BTreeMap<String, Vec<Refused>>,
+    pub others: Vec<Refused>,
+}
+
+impl Refusals {
+    pub fn of(stalls: &[Stall<'_>], keep_ms: i64, now_ms: i64) -> Self {
+        let (mut shared, mut own): (Vec<Refused>, BTreeMap<&str, Vec<Refused>>) = Default::default();
+        for (request, record) in records(stalls, now_ms) {
+            let innocent = |one: &Refused| record.answered_ms.is_some_and(|answered_ms| answered_ms >= one.since_ms);
+            let condemned = condemn(request, record.stalls, keep_ms);
+            match condemned.filter(|(one, _)| now_ms < one.until_ms && !innocent(one)) {
+                Some((one, None)) => shared.push(one),
+                Some((one, Some(replica))) => own.entry(replica).or_default().push(one),
+                None => {}
+            }
+        }
+        // what comes after these finds no room, whatever comes between
+        shared.sort_by_key(|one| std::cmp::Reverse(one.stalls));
+        shared.truncate(REFUSED_MAX + 1);
+        let with = |own: Vec<Refused>| surest(shared.iter().cloned().chain(own));
+        let own = own.into_iter().map(|(replica, own)| (replica.to_owned(), with(own))).collect();
+        Self { own, others: surest(shared.iter().cloned()) }
     }
+}
+
+/// Those that find room.
+fn surest(condemned: impl Iterator<Item = Refused>) -> Vec<Refused> {
+    let mut by_count: BTreeMap<usize, Vec<Refused>> = BTreeMap::new();
+    condemned.for_each(|one| by_count.entry(one.stalls).or_default().push(one));
     let mut all = Vec::new();
     for (_, equal) in by_count.into_iter().rev() {
         if all.len() + equal.len() > REFUSED_MAX {
@@ -94,7 +125,7 @@ pub fn refused(stalls: &[Stall<'_>], replica: &str, keep_ms: i64, now_ms: i64) -
 /// What is known of one fingerprint.
 #[derive(Debug, Default)]
 struct Record<'a> {
-    stalls: Vec<(i64, &'a str)>,
+    stalls: BTreeSet<(i64, &'a str)>,
     answered_ms: Option<i64>,
 }
 
@@ -106,24 +137,26 @@ fn records<'a>(stalls: &[Stall<'a>], now_ms: i64) -> BTreeMap<&'a str, Record<'a
         for one in stall.in_flight.iter().take(IN_FLIGHT_MAX).filter(|one| is_fingerprint(&one.request)) {
             let record = records.entry(one.request.as_str()).or_default();
             record.answered_ms = record.answered_ms.max(one.completed_at.as_deref().and_then(milliseconds));
-            if !record.stalls.contains(&(at_ms, stall.replica)) {
-                record.stalls.push((at_ms, stall.replica));
-            }
+            record.stalls.insert((at_ms, stall.replica));
         }
     }
     records
 }
 
-/// By two replicas for everybody; by one replica twice for that one. Stalls count that are no further from the last one than `keep_ms`.
-fn condemn(request: &str, mut stalls: Vec<(i64, &str)>, replica: &str, keep_ms: i64) -> Option<Refused> {
-    let last_ms = stalls.iter().map(|(at_ms, _)| *at_ms).max()?;
+/// By two replicas for everybody (`None`); by one replica twice for that one. Stalls count that are no further from the last one than `keep_ms`.
+fn condemn<'a>(
+    request: &str,
+    mut stalls: BTreeSet<(i64, &'a str)>,
+    keep_ms: i64,
+) -> Option<(Refused, Option<&'a str>)> {
+    let (last_ms, _) = stalls.last().copied()?;
     let (since_ms, until_ms) = (last_ms.saturating_sub(keep_ms), last_ms.saturating_add(keep_ms));
     stalls.retain(|(at_ms, _)| *at_ms > since_ms);
-    let (_, first) = stalls.iter().copied().min()?;
-    let shared = stalls.iter().any(|(_, of)| *of != first);
+    let (_, first) = stalls.first().copied()?;
+    let alone = stalls.iter().all(|(_, of)| *of == first);
     let count = stalls.len();
-    let condemned = count >= STALLS_MIN && (shared || first == replica);
-    condemned.then(|| Refused { request: request.to_owned(), since_ms, until_ms, stalls: count })
+    let one = || Refused { request: request.to_owned(), since_ms, until_ms, stalls: count };
+    (count >= STALLS_MIN).then(|| (one(), alone.then_some(first)))
 }
 
 /// RFC 3339 as milliseconds after 1970; nothing where it is no time.

@@ -71,6 +71,42 @@ fn very_many_that_are_equally_suspect_are_not_the_cause_and_a_third_stall_tells_
 }
 
 #[test]
+fn what_one_replica_refuses_for_itself_finds_room_as_what_all_refuse() {
+    let many: Vec<(u64, Option<i64>)> = (0..REFUSED_MAX as u64).map(|n| (n, None)).collect();
+    let own = (1_000, None);
+    let all = |requests: &[(u64, Option<i64>)], own_stalls: i64| -> Vec<Told> {
+        let told = |replica, at_ms, requests: &[_]| (replica, at_ms, in_flight(requests));
+        let shared = [told("a", NOW - 9, requests), told("b", NOW - 8, requests)];
+        let own = (0..own_stalls).map(|n| told("a", NOW - 7 + n, &[own]));
+        shared.into_iter().chain(own).collect()
+    };
+    let count = |told: &[Told], replica| names(told, replica).len();
+    let full = all(&many, 2);
+    assert_eq!((count(&full, "a"), count(&full, "b")), (0, REFUSED_MAX), "one more than all of that number may be");
+    let surer = all(&many, 3);
+    assert_eq!(names(&surer, "a"), [name(1_000)], "the surest first, and the others find no room");
+    let more: Vec<_> = (0..100).map(|n| (n, None)).collect();
+    assert_eq!((names(&all(&more, 3), "a"), count(&all(&more, 3), "b")), (vec![name(1_000)], 0));
+    assert_eq!(count(&all(&many[1..], 2), "a"), REFUSED_MAX);
+}
+
+/// Each of a large deployment's replicas has stalled twice, with as many requests as are told.
+#[test]
+fn a_thousand_stalls_are_judged_in_one_go() {
+    let requests: Vec<_> = (0..IN_FLIGHT_MAX as u64).map(|n| (n, None)).collect();
+    let told = in_flight(&requests);
+    let replicas: Vec<String> = (0..500).map(|n| format!("replica-{n}")).collect();
+    let own: Vec<_> = (0..500).map(|n| in_flight(&[(10_000 + n, None)])).collect();
+    let twice = replicas.iter().zip(&own).flat_map(|(replica, own)| {
+        let stall = |at_ms, in_flight| Stall { replica, at_ms, in_flight };
+        [stall(NOW - 9, own.as_slice()), stall(NOW - 8, told.as_slice()), stall(NOW - 7, own.as_slice())]
+    });
+    let all = Refusals::of(&twice.collect::<Vec<_>>(), HOUR, NOW);
+    assert_eq!((all.others.len(), all.own.len()), (0, 500), "128 are equally suspect");
+    assert!(all.own.values().all(Vec::is_empty), "and what is less sure than they finds no room either");
+}
+
+#[test]
 fn a_stall_counts_for_its_time_and_no_longer_also_by_a_clock_that_runs_ahead() {
     let both = |first, second| [("a", first, in_flight(&[(1, None)])), ("b", second, in_flight(&[(1, None)]))];
     assert_eq!(names(&both(NOW - HOUR, NOW), "c"), Vec::<String>::new());

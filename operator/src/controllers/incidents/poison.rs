@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crds::{
     EngineIncident,
     inference_deployment::{PoisonRequests, RecoveryMode},
-    poison::{ANNOTATION_POISON, Stall, milliseconds, refused, write},
+    poison::{ANNOTATION_POISON, Refusals, Stall, milliseconds, write},
 };
 use jiff::Timestamp;
 
@@ -37,10 +37,10 @@ pub fn annotate(observed: &Observed, patches: &mut Vec<PodPatch>, now: Timestamp
     patches.sort_by_key(PodPatch::grants);
 }
 
-/// The annotation's text: of each pod that has stalled, and of all others.
+/// The annotation's text: of each pod that refuses something of its own, and of all others.
 #[derive(Debug, Default)]
 struct Wanted {
-    stalled: BTreeMap<String, Option<String>>,
+    own: BTreeMap<String, Option<String>>,
     others: Option<String>,
 }
 
@@ -53,13 +53,13 @@ impl Wanted {
             observed.incidents.iter().filter_map(recorded).chain(observed.pods.iter().filter_map(reported)).collect();
         let Some(keep) = keep.filter(|_| !stalls.is_empty()) else { return Self::default() };
         let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
-        let text = |uid: &str| write(&refused(&stalls, uid, keep_ms, now.as_millisecond()));
-        let stalled = stalls.iter().map(|stall| (stall.replica.to_owned(), text(stall.replica)));
-        Self { stalled: stalled.collect(), others: text("") }
+        let Refusals { own, others } = Refusals::of(&stalls, keep_ms, now.as_millisecond());
+        let own = own.into_iter().map(|(uid, refused)| (uid, write(&refused))).collect();
+        Self { own, others: write(&others) }
     }
 
     fn by(&self, uid: &str) -> Option<String> {
-        self.stalled.get(uid).unwrap_or(&self.others).clone()
+        self.own.get(uid).unwrap_or(&self.others).clone()
     }
 }
 
