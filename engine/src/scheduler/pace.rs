@@ -20,6 +20,8 @@ const HOPE: f64 = 15.0 / 16.0;
 pub struct Pace {
     /// A step of decodes alone, whatever their number.
     decode_step_ns: Option<f64>,
+    /// A step of one decode alone: what any step takes, whatever is in it (the weights are read once).
+    lone_step_ns: Option<f64>,
     prefill_token_ns: Option<f64>,
     /// How many were refused by that since a prompt was last measured.
     refusals: u16,
@@ -31,8 +33,12 @@ impl Pace {
         let took_ns = took_ns as f64;
         if prefill_tokens == 0 {
             blend(&mut self.decode_step_ns, took_ns, DECODES_TELL);
+            if decode_tokens == 1 {
+                blend(&mut self.lone_step_ns, took_ns, DECODES_TELL);
+            }
         } else if prefill_tokens >= PREFILL_TOKENS_MIN {
-            let beside = if decode_tokens > 0 { self.decode_step_ns.unwrap_or(0.0) } else { 0.0 };
+            // a short prompt that runs alone is nearly all step, and long ones are not made of such steps
+            let beside = if decode_tokens > 0 { self.decode_step_ns } else { self.lone_step_ns }.unwrap_or(0.0);
             let tells = prefill_tokens as f64 / (prefill_tokens as f64 + TELLING_TOKENS);
             // A slow minute may make the decodes look dearer than the whole step; some of it at least was the prompt, but not half of it
             // where few tokens ran beside many decodes.
@@ -140,6 +146,26 @@ mod tests {
             assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
         }
         (0..1_000).for_each(|_| pace.learn(64, 16, 26 * MS));
+        assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+    }
+
+    /// A person's chat, one at a time, on an engine that reads its weights for 25 ms in each step.
+    #[test]
+    fn short_prompts_alone_do_not_make_long_ones_dear_and_answer_no_doubts() {
+        let mut pace = Pace::default();
+        pace.learn(1, 0, 25 * MS);
+        for _ in 0..1_000 {
+            pace.learn(0, 16, 25 * MS + 16 * MS * 8 / 100);
+            pace.learn(1, 0, 25 * MS);
+        }
+        assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+        (0..10).for_each(|_| pace.doubt());
+        let hoped = pace.prefill_ns(100);
+        pace.learn(0, 16, 25 * MS + 16 * MS * 8 / 100);
+        assert!(pace.prefill_ns(100) <= hoped, "{pace:?}");
+        // many decodes together are dearer than one step must be: a prompt alone is not measured by them
+        (0..100).for_each(|_| pace.learn(64, 0, 60 * MS));
+        (0..100).for_each(|_| pace.learn(0, 512, 25 * MS + 512 * MS * 8 / 100));
         assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
     }
 
