@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::{
     act::Act,
+    faults::Rule,
     rows::{Row, row, scene},
     story::{Story, acts, create, freeze, gpus, plain, spec},
 };
@@ -26,10 +27,24 @@ impl Fault {
 pub fn rows() -> Vec<Row> {
     vec![
         row("f1-node-that-was-rebooted", rebooted, |log| vec![log.has("NodeNeedsRestart"), log.grants_at_most(1)]),
+        row("a14-fleet-that-cannot-be-listed", unlisted, |log| {
+            let helped = log.times(&["grants itself"]).first().map(|at| format!("an agent helps itself at {at} ms"));
+            let recorded = log.changes("/engineincidents/", (60_000, 120_000));
+            vec![helped, recorded, log.no_grant_before(620_000), log.granted_by(700_000)]
+        }),
         row("f6-no-place-but-the-one-it-left", left_first, |log| {
             vec![log.has("UnkillableEngine"), log.changes("AvoidanceLifted", (60_000, 120_000))]
         }),
     ]
+}
+
+/// A right to list is gone when a replica stalls, and nobody knows what the fleet has granted. Its agent hears that it waits, and does not help
+/// itself: it would be one restart more than the fleet bears.
+fn unlisted() -> Story {
+    let mut story = plain(vec![create(2), freeze(60_000, 0)], Vec::new());
+    let why = (403, "Forbidden", "inferencedeployments is forbidden: User cannot list resource at the cluster scope");
+    story.faults.rules.push(Rule::refuse((20_000, 620_000), &["list"], &["inferencedeployments"], why));
+    story
 }
 
 /// A frozen engine's pod is deleted before anybody knows that the engine outlives its kill, and every other GPU is taken.

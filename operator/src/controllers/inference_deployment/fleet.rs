@@ -36,8 +36,8 @@ pub struct Fleet {
     pub place_max: (usize, usize),
     /// The holds that stand elsewhere.
     pub holds: Vec<HoldStatus>,
-    /// It was held, and cannot be looked at now.
-    pub unseen: bool,
+    /// It cannot be looked at now.
+    pub unseen: Option<Unseen>,
 }
 
 /// What the fleet leaves to one deployment, its own grants included.
@@ -48,15 +48,24 @@ pub struct Slots {
     pub one_is_kept: bool,
 }
 
+/// What is known of a fleet that cannot be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unseen {
+    /// It was held when it was seen last, and stays so.
+    Held,
+    /// Nobody knows whether there is a slot: there is none.
+    Free,
+}
+
 impl Fleet {
-    /// One that was held when it was seen last, and that cannot be looked at now: it stays so, and has no slot for anybody.
-    pub fn unseen() -> Self {
-        Fleet { unseen: true, ..Fleet::default() }
+    /// One that cannot be looked at now: it has no slot for anybody.
+    pub fn unseen(how: Unseen) -> Self {
+        Fleet { unseen: Some(how), ..Fleet::default() }
     }
 
     /// For a deployment of which `own` replicas are there.
     pub fn slots(&self, own: usize) -> Slots {
-        if self.unseen {
+        if self.unseen.is_some() {
             return Slots { count: 0, one_is_kept: false };
         }
         let all = ((self.replicas + own) * self.restarts_percent / 100).max(1);
@@ -70,8 +79,9 @@ impl Fleet {
 
     /// Why one cause is likely, where of a deployment's `standing` replicas `stalled` stall beside all others'; `None`: it is not.
     pub fn alarm(&self, (standing, stalled): (usize, usize)) -> Option<String> {
-        if self.unseen {
-            return Some("the fleet was held, and cannot be looked at now".to_owned());
+        if let Some(unseen) = self.unseen {
+            let held = "the fleet was held, and cannot be looked at now";
+            return (unseen == Unseen::Held).then(|| held.to_owned());
         }
         let (all, alarmed) = (self.replicas + standing, self.stalled + stalled);
         let many = |alarmed: usize, all: usize| alarmed > all * self.hold_percent / 100;

@@ -47,7 +47,14 @@ use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
-use self::{escalate::Hold, execute::StepError, fleet::Fleet, gather::Look, observed::Observed, plan::Plan};
+use self::{
+    escalate::Hold,
+    execute::StepError,
+    fleet::{Fleet, Unseen},
+    gather::Look,
+    observed::Observed,
+    plan::Plan,
+};
 use crate::{
     client::{CallError, Calls},
     metrics::Metrics,
@@ -92,20 +99,24 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let before = observed.infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2). By its own replicas alone nobody can tell whether
     // the fleet is still held.
-    let mut turn = None;
+    let (mut turn, mut unlisted) = (None, None);
     let grants_anything = grants::fresh(&plan.grants, &before.grants).next().is_some();
     if grants_anything || before.hold.as_ref().is_some_and(HoldStatus::stands) {
         turn = Some(calls.fleet.turn.lock().await);
         plan = match gather::fleet(calls, &observed.infd).await {
             Ok(fleet) => planned(Some(&fleet)),
             // nothing is granted, and whether the hold is over nobody can tell; but all else goes on, or agents that hear nothing help themselves
-            Err(_) if before.hold.as_ref().is_some_and(of_the_fleet) => {
-                Plan { hold_status: before.hold.clone(), ..planned(Some(&Fleet::unseen())) }
+            Err(source) => {
+                let held = before.hold.as_ref().is_some_and(of_the_fleet);
+                let unseen = Fleet::unseen(if held { Unseen::Held } else { Unseen::Free });
+                let next = planned(Some(&unseen));
+                if grants::fresh(&next.grants, &before.grants).next().is_some() {
+                    // on a slot that it has: whether a common cause holds it nobody can tell
+                    return Err(PassError::Gather { name: "the fleet".to_owned(), source });
+                }
+                unlisted = Some(source).filter(|_| grants_anything && !held);
+                Plan { hold_status: before.hold.clone(), ..next }
             }
-            Err(source) if grants_anything => {
-                return Err(PassError::Gather { name: "the fleet".to_owned(), source });
-            }
-            Err(_) => Plan { hold_status: before.hold.clone(), ..plan },
         };
     }
     let key = (namespace.to_owned(), name.to_owned());
@@ -113,6 +124,9 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     tell(&calls.metrics, (namespace, name), &observed, &plan);
     let errors = execute_plan(calls, &observed, &plan, &problems, turn).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
+    if let Some(source) = unlisted {
+        return Err(PassError::Gather { name: "the fleet".to_owned(), source }); // whoever waits for a restart does so for this
+    }
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
@@ -292,8 +306,10 @@ mod tests {
             (plan.grants.len(), matches!(plan.hold, Hold::Fleet(_)), plan.incidents.open)
         };
         assert_eq!(of("Stalled", None), (1, false, 1), "who has not looked would grant");
-        assert_eq!(of("Stalled", Some(&Fleet::unseen())), (0, true, 1), "and the agents hear that they wait");
-        assert_eq!(of("Recovered", Some(&Fleet::unseen())), (0, false, 0), "nobody waits");
+        let unseen = |stage, how| of(stage, Some(&Fleet::unseen(how)));
+        assert_eq!(unseen("Stalled", Unseen::Held), (0, true, 1), "and the agents hear that they wait");
+        assert_eq!(unseen("Stalled", Unseen::Free), (0, false, 1), "nobody knows of a slot, nor of a common cause");
+        assert_eq!(unseen("Recovered", Unseen::Held), (0, false, 0), "nobody waits");
     }
 
     #[test]

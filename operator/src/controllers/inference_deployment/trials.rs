@@ -80,7 +80,7 @@ pub fn due(
     after: SignedDuration,
     now: Timestamp,
 ) -> bool {
-    let Some(fleet) = fleet.filter(|fleet| !fleet.unseen) else { return false };
+    let Some(fleet) = fleet.filter(|fleet| fleet.unseen.is_none()) else { return false };
     let Some(own) = hold.filter(|hold| hold.stands() && !after.is_zero()) else { return false };
     let others = if terms.fleet_alarmed { fleet.holds.as_slice() } else { &[] };
     // one that another operator wrote and nobody looks after any more keeps nobody waiting for ever

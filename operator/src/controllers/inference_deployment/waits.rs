@@ -39,6 +39,9 @@ pub fn why(
     }
     let fleet = fleet?;
     let of_fleet = || fleet.holders.iter().zip(&fleet.grants_at);
+    if fleet.unseen.is_some() {
+        return Some("waits until the fleet can be listed".to_owned());
+    }
     if taken >= terms.fleet.count {
         let holders = names(of_fleet().map(|(owner, _)| owner.as_str()));
         let kept = if terms.fleet.one_is_kept { ", of which one slot is kept for other namespaces" } else { "" };
