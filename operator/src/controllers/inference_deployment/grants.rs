@@ -177,6 +177,9 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         let may = !held && terms.may_restart(pod, now);
         return renewed(grant, pod, escalate::action(pod, terms, now), terms, now).filter(|_| may);
     }
+    if reported.episode.id != grant.episode && escalate::older(&grant.granted_at, restarts::PATIENCE_MIN, now) {
+        return None; // by the pod's own word that restart is over: what it tells of asks for none
+    }
     if let Some(follower) = follower(grant, pod, terms, now).filter(|_| !held) {
         return Some(follower);
     }
@@ -328,7 +331,10 @@ mod tests {
         let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
         assert_eq!(step(&grants, &[again.clone(), pod("b", "Stalled", 0)]), ["e-a"]);
         again = pod("a", "Suspect", 1);
-        assert_eq!(step(&grants, &[again]), ["e-old"], "not confirmed yet: nothing new is granted");
+        assert_eq!(step(&grants, &[again.clone()]), ["e-old"], "not confirmed yet: nothing new is granted");
+        let (pods, terms) = ([again], Terms::simple(RecoveryMode::Recover, 1));
+        let last = ["00:10:00Z", "00:10:01Z"].map(|at| next(&grants, &pods, &terms, &format!("2026-01-01T{at}")).len());
+        assert_eq!(last, [1, 0], "its end was not heard, and the slot is not kept for it for ever");
     }
 
     #[test]
