@@ -364,6 +364,12 @@ pub fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
     !older(&past.granted_at, age, now) && !times.is_some_and(|(at, now)| ahead(at, now))
 }
 
+/// [`older`], and what a former leader dated ahead, by a clock that was wrong, is not waited for.
+pub fn is_past(at: &str, age: SignedDuration, now: &str) -> bool {
+    let times = at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
+    older(at, age, now) || times.is_some_and(|(at, now)| ahead(at, now))
+}
+
 /// Is `at` longer ago than `age`? What cannot be read is not.
 pub fn older(at: &str, age: SignedDuration, now: &str) -> bool {
     let times = at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());

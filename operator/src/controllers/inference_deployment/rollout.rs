@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{
     blame::failure,
     build::{Child, revision},
-    escalate::older,
+    escalate::{is_past, older},
     observed::{Observed, PodView, owned_by},
 };
 
@@ -242,14 +242,14 @@ pub fn stuck(observed: &Observed, course: &Course, now: Timestamp) -> Option<Str
     let State::RolledBack(failed) = &course.state else { return None };
     let live = observed.children.get("Deployment")?;
     let now = &now.to_string();
-    if !older(&failed.at, MOVES_BY, now) {
+    if !is_past(&failed.at, MOVES_BY, now) {
         return None; // the controller may not have looked yet
     }
     let paused = live["spec"]["paused"] == true;
     if revision::of(&live["spec"]["template"]) != course.memory.target {
         let infd = &observed.infd;
         let seen = infd.status.as_ref().map(|status| status.observed_generation) == infd.metadata.generation;
-        let refused = seen && !paused && older(&failed.at, BEGUN_BY, now);
+        let refused = seen && !paused && is_past(&failed.at, BEGUN_BY, now);
         return refused.then(|| "the Deployment could not be changed".to_owned());
     }
     let unplaced =

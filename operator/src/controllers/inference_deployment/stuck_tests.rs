@@ -67,6 +67,13 @@ fn while_a_rollback_moves_what_goes_gets_no_restart() {
 }
 
 #[test]
+fn a_rollback_that_a_former_leader_dated_ahead_is_not_waited_for() {
+    let mut ahead = taken_back(-7_200);
+    unplaced(&mut ahead, "2026-01-01T00:00:00Z");
+    assert!(seen(&ahead).0, "or nothing would be recovered for two hours");
+}
+
+#[test]
 fn where_a_rollback_does_not_move_what_stands_is_recovered() {
     let stuck = (true, true);
     let after = |change: fn(&mut Bench)| {
