@@ -56,7 +56,7 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
-            None if places.len() < most() => places.push(place),
+            None if places.len() < most().min(PLACES_MAX) => places.push(place),
             None => {}
         }
     }

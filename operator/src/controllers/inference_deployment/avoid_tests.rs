@@ -132,7 +132,8 @@ fn who_waited_before_lifts_a_place_that_all_have_left() {
     let since = Some("2026-01-01T00:40:00Z".to_owned());
     let waits = || PodView { unschedulable_since: since.clone(), node: String::new(), ..healthy("c") };
     let on = |node: &str| PodView { node: node.into(), ..healthy("b") };
-    let left = |pods: &[PodView], nodes: &[NodeView], at: &str| next(&object, pods, &[], nodes, at.parse().unwrap()).len();
+    let left =
+        |pods: &[PodView], nodes: &[NodeView], at: &str| next(&object, pods, &[], nodes, at.parse().unwrap()).len();
     let due = "2026-01-01T00:59:30Z";
     assert_eq!(left(&[waits(), on("n2")], &nodes(4), "2026-01-01T00:59:29Z"), 1, "the scheduler has had no time yet");
     assert_eq!(left(&[waits(), on("n2")], &nodes(4), due), 0);
