@@ -13,7 +13,7 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 .PHONY: help demo test build prerequisites lint unit programs images e2e bench soak benign soak-traffic test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
 
 help: ## What can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 demo: prerequisites build ## The main job end to end on this machine: a real hang, caught, explained, recovered, reported
 	$(call say,demo: about four minutes)

@@ -101,7 +101,6 @@ fn times(out: &mut String, episode: &Value) {
     part(out, "when", &known, names.len());
 }
 
-/// The last steps of the flight recorder, whichever rank began them; the oldest of them first.
 /// The steps of all ranks, the last ones last; the file has each rank's together.
 fn in_order(steps: &Value) -> Vec<&Value> {
     let mut all: Vec<&Value> = steps.as_array().into_iter().flatten().collect();
@@ -109,6 +108,7 @@ fn in_order(steps: &Value) -> Vec<&Value> {
     all
 }
 
+/// The last steps of the flight recorder, whichever rank began them; the oldest of them first.
 fn steps(out: &mut String, all: &Value) {
     let all = in_order(all);
     if all.is_empty() {

@@ -20,6 +20,11 @@ need g++ g++ 'a C++ compiler: the tests compile the CUDA kernels for this proces
 need make make 'the two commands'
 need python3 python3 "the stranger's engine of demo and tests"
 need ld binutils 'linking'
+# (Debian keeps what makes environments in a package of its own)
+if command -v python3 >/dev/null && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+  packages+=(python3-venv)
+  missing+=('environments of Python (package python3-venv): the official client and the reference run in one')
+fi
 # a C compiler without the C library's headers builds nothing
 if command -v cc >/dev/null && ! printf '#include <stdlib.h>\nint main(void){return 0;}\n' | cc -x c -o /dev/null - 2>/dev/null; then
   packages+=(libc6-dev)
