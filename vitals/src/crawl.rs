@@ -27,7 +27,9 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
             "tokens are made, and a front end that answers may hold them back until they are whole",
         ),
         // a grammar is compiled for minutes, beside a loop that turns for nobody: no page says then that no step begins
-        StallClass::AdmissionStalled if view.burning && complaint.page_says == PageSays::Nothing => {
+        StallClass::AdmissionStalled
+            if (view.burning || view.sight.proc.is_none()) && complaint.page_says == PageSays::Nothing =>
+        {
             (patience_ms, "something works for those that wait, a compiler of grammars perhaps")
         }
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {

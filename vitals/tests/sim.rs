@@ -89,7 +89,7 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 11] = [
+const EVICTED_ONCE: [(&str, u64, &str); 13] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
@@ -101,6 +101,8 @@ const EVICTED_ONCE: [(&str, u64, &str); 11] = [
     ("B6", 0x28e7_504f_fee9_bf3e, "nothing but long prompts, so that no silence was usual"),
     ("clients", 0x3f8c_0313_9988_694b, "clients who give up in prefill and are followed at once"),
     ("preempt", 0x6409_0b3f_6b31_858b, "a stream that waits, preempted, behind answers that come whole"),
+    ("tool", 0x93d1_4305_f286_c465, "a tool that the very first answer waits for, whose first part no scrape saw end"),
+    ("grammar", 0x71a6_8a2e_1541_908f, "a compiler that nobody sees, for no process can be looked at"),
 ];
 
 #[test]

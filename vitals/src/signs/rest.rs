@@ -6,7 +6,7 @@
 use super::Sight;
 use crate::excuse::Tick;
 use crate::leaders::Leaders;
-use crate::observation::{GateObs, MetricsObs, Ms};
+use crate::observation::{GateObs, Ms};
 
 /// What its books said, and when.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +22,7 @@ pub struct RestSign {
 impl RestSign {
     /// Takes one tick in, whose scrape was true at `at_ms`. Until when it rested, where work has come to it since.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, at_ms: Ms, leaders: &Leaders) -> Option<Ms> {
-        self.count(sight.metrics, at_ms);
+        self.count(sight, at_ms);
         let rests = sight.gate.and_then(|gate| self.books_rest(gate, sight, at_ms, leaders));
         self.rests = rests == Some(true);
         match rests {
@@ -40,9 +40,12 @@ impl RestSign {
         self.rests
     }
 
-    fn count(&mut self, metrics: Option<&MetricsObs>, at_ms: Ms) {
-        let Some(now) = metrics.and_then(|metrics| metrics.requests_finished) else { return };
-        if self.finished.replace(now).is_some_and(|before| now > before) {
+    fn count(&mut self, sight: &Sight<'_>, at_ms: Ms) {
+        let Some(now) = sight.metrics.and_then(|metrics| metrics.requests_finished) else { return };
+        // the first scrape after a start: where the first requests are all in flight still, whatever was ended was of theirs
+        let ended_none = |gate: &GateObs| gate.requests_done + gate.requests_abandoned == 0;
+        let first = || if sight.gate.is_some_and(ended_none) { 0.0 } else { now };
+        if now > self.finished.replace(now).unwrap_or_else(first) {
             self.finished_ms = Some(at_ms);
         }
     }
