@@ -90,6 +90,18 @@ impl Detector {
         }
     }
 
+    /// The same of an engine that was paused then, by the word of a detector before this one ([`paused_at`](Self::paused_at)).
+    #[must_use]
+    pub fn with_pause(mut self, at_ms: Option<Ms>) -> Self {
+        self.clock.pause(at_ms);
+        self
+    }
+
+    /// Since when generation is paused, where a line of the log said so: whoever is restarted does not read it again.
+    pub fn paused_at(&self) -> Option<Ms> {
+        self.clock.paused_at()
+    }
+
     /// A fresh process: the stage is Starting again, warm-up is done again, what was learned of the rhythm stays.
     pub fn engine_restarted(&mut self, started_ms: Ms) {
         self.started_ms = started_ms;

@@ -155,6 +155,16 @@ impl SilenceClock {
         }
     }
 
+    /// Since when generation is paused, by the engine's log alone.
+    pub fn paused_at(&self) -> Option<Ms> {
+        self.paused_ms
+    }
+
+    /// An observer that was restarted has not read that line; one before it has.
+    pub fn pause(&mut self, at_ms: Option<Ms>) {
+        self.paused_ms = at_ms;
+    }
+
     /// A new process: its CPU time begins anew, and no pause of the old one holds.
     pub fn restarted(&mut self) {
         self.cpu = None;

@@ -34,6 +34,8 @@ pub struct Memory {
     pub refusal: String,
     pub incidents: Incidents,
     pub last_unattended_ms: Option<u64>,
+    /// Since when the engine is paused, where only its log said so.
+    pub paused_ms: Option<u64>,
     /// The last drain request that an engine's restart has ended.
     pub drain_ended: u64,
     pub boot_id: String,
@@ -126,16 +128,18 @@ pub struct Known<'a> {
     pub refusal: &'a str,
     pub incidents: &'a Incidents,
     pub last_unattended_ms: Option<u64>,
+    pub paused_ms: Option<u64>,
     pub drain_ended: u64,
 }
 
 impl Memory {
     fn holds(&self, now: &Known<'_>) -> bool {
-        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, last_unattended_ms, drain_ended } =
-            *now;
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, .. } = *now;
+        let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         (self.engine, self.fit, self.proven) == (engine, fit, proven)
             && (self.fenced, self.last_serving) == (fenced, last_serving)
             && (self.last_unattended_ms, self.drain_ended) == (last_unattended_ms, drain_ended)
+            && self.paused_ms == paused_ms
             && self.refusal == refusal
             && self.incidents == *incidents
     }
@@ -160,8 +164,8 @@ impl Keeper {
         if self.written.holds(now) && !self.file.wants_it_again() {
             return;
         }
-        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, last_unattended_ms, drain_ended } =
-            *now;
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, .. } = *now;
+        let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
         let boot_id = std::mem::take(&mut self.written.boot_id);
         self.written = Memory {
@@ -173,6 +177,7 @@ impl Keeper {
             refusal,
             incidents,
             last_unattended_ms,
+            paused_ms,
             drain_ended,
             boot_id,
             by_gate: false,
@@ -244,6 +249,7 @@ mod tests {
             refusal: "",
             incidents: &incidents,
             last_unattended_ms: None,
+            paused_ms: Some(7),
             drain_ended: 0,
         };
         keeper.keep(&known);
@@ -257,7 +263,8 @@ mod tests {
             keeper.keep(&known);
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(Memory::recall(&agent_dir).last_serving, "and known to whoever comes after");
+        let recalled = Memory::recall(&agent_dir);
+        assert_eq!((recalled.last_serving, recalled.paused_ms), (true, Some(7)), "and known to whoever comes after");
     }
 
     #[tokio::test]

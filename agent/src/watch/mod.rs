@@ -27,7 +27,7 @@ use crds::maintenance::Maintenance;
 use tokio::sync::watch as channel;
 use vitals::detector::Detector;
 use vitals::observation::Observation;
-use vitals::recovery::{Mode, Recovery, RecoveryInput, RecoveryOutput};
+use vitals::recovery::{Effect, Mode, Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
@@ -144,6 +144,7 @@ impl Watch {
         let mut sources = Sources::new(config.sources.clone());
         sources.set_engine(engine.clone());
         sources.set_nonce(follow.nonce());
+        let detector = Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms));
         let recovery = Recovery::new(config.recovery_policy()).with_last_unattended(memory.last_unattended_ms);
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
@@ -152,7 +153,7 @@ impl Watch {
         let stdout = |line: Vec<u8>| _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {
-            detector: Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms)),
+            detector: detector.with_pause(memory.paused_ms.filter(|_| same)),
             outcome: Outcome::default(),
             seen: Observation::default(),
             pace: PaceKeeper::default(),
@@ -353,7 +354,6 @@ impl Watch {
 
     /// Obeys the fence at once: a tick later would be a tick of refused truth.
     async fn set_fence(&mut self, now_ms: u64, outcome: &Outcome, recovery: &RecoveryOutput) {
-        use vitals::recovery::Effect;
         let held = self.hold.as_ref().is_some_and(Hold::fences);
         let before = self.control.fenced;
         if recovery.effects.contains(&Effect::Fence) {

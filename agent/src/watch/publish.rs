@@ -107,6 +107,7 @@ impl Watch {
             incidents: &self.acts.incidents,
             last_serving: self.publisher.heard().last_serving,
             last_unattended_ms: self.recovery.last_unattended_ms(),
+            paused_ms: self.detector.paused_at(),
             drain_ended: self.drain_ended,
         });
     }

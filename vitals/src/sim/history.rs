@@ -130,7 +130,8 @@ impl Run {
         self.agent.obs.agent_gap_ms = if late < GAP { 0 } else { late / MS };
         self.last = now;
         if std::mem::take(&mut self.world.agent_restarted) {
-            self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS);
+            let paused_at = self.detector.paused_at(); // it is in its memory
+            self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS).with_pause(paused_at);
             self.outcome = Outcome::default();
         }
         shows::observe(&self.world, &mut self.agent);

@@ -39,6 +39,8 @@ fn together(act: Act, beside: Act, host_milli: u64) -> Act {
         }
         // a sleep is told by the engine's own page of either sort, while it lasts
         (Act::Blind(span, Missing::Metrics | Missing::Page), Act::Sleep(_)) => Act::Blind(span, Missing::Frontend),
+        // who is frozen or about to be restarted is not asked to pause, and one resumption ends all pauses
+        (Act::Pause(span), Act::Pause(_) | Act::Freeze(_) | Act::Debug(_) | Act::Restart(..)) => Act::Maintenance(span),
         (act, _) => act,
     }
 }
@@ -112,6 +114,9 @@ mod tests {
         let blind = Act::Blind(SECOND, Missing::Proc);
         assert_eq!(together(blind, Act::Jit(SECOND), 1_000), Act::Blind(SECOND, Missing::Metrics));
         assert_eq!(together(blind, Act::Sleep(SECOND), 1_000), blind);
+        let pause = Act::Pause(SECOND);
+        assert_eq!(together(pause, Act::Freeze(SECOND), 1_000), Act::Maintenance(SECOND));
+        assert_eq!(together(pause, Act::AgentRestart, 1_000), pause);
         let blind = Act::Blind(SECOND, Missing::Page);
         assert_eq!(together(blind, Act::Sleep(SECOND), 1_000), Act::Blind(SECOND, Missing::Frontend));
     }
