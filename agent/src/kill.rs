@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::sources::{EngineProcess, own_pid, process_tree, process_tree_members};
+use crate::sources::{EngineProcess, process_tree, process_tree_members};
 
 /// Looks at the tree until no new member shows; a fork bomb ends the looking, not the kill.
 const LOOKS_MAX: usize = 8;
@@ -47,9 +47,8 @@ pub fn kill_members(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
 pub async fn kill_tree_and_wait(root: &EngineProcess, bound: Duration) -> bool {
     let begun = Instant::now();
     loop {
-        // whoever cannot see itself sees nobody: that is no proof that all are gone (P16)
-        let sees = || EngineProcess::of(own_pid()).is_some();
-        if sees() && process_tree(root).is_empty() && sees() {
+        // whoever cannot look sees nobody, and knows nothing of the root either: that is no proof that all are gone (P16)
+        if process_tree(root).is_empty() && root.is_gone() {
             return true;
         }
         if begun.elapsed() >= bound {

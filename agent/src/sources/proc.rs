@@ -130,13 +130,10 @@ impl ProcSource {
         self.members = members;
     }
 
-    /// The facts now; `None` where there is no engine. `page_pid` is the process that writes the page, if one does.
+    /// The facts now; `None` where there is no engine, or nobody can look. `page_pid` is the process that writes the page, if one does.
     pub fn look(&mut self, now_ms: u64, page_pid: Option<i32>) -> Option<ProcObs> {
         let engine = self.engine.clone()?;
-        let found = self.proc.stat(engine.pid);
-        if found.is_none() && !self.proc.is_gone(engine.pid) {
-            return None; // I4: whoever cannot look has not seen it dead
-        }
+        let found = self.proc.find(engine.pid).ok()?; // I4: whoever cannot look has not seen it dead
         let root = found.filter(|stat| stat.start_ticks == engine.start_ticks);
         let alive = root.as_ref().is_some_and(|stat| !stat.ended());
         let mut stats = self.member_stats(root);

@@ -110,19 +110,24 @@ impl ProcRoot {
         self.root.join(pid.to_string()).join(name)
     }
 
-    /// One process; `None` when it is gone.
+    /// One process; `None` when it is gone, or cannot be read.
     pub fn stat(&self, pid: i32) -> Option<Stat> {
-        // A process may give itself a name that is no UTF-8.
-        Stat::parse(&small(&self.path(pid, "stat"))?)
+        self.find(pid).ok().flatten()
     }
 
-    /// Is there no such process? `false` as well where that could not be found out: who has no descriptor left knows nothing of anybody.
-    pub fn is_gone(&self, pid: i32) -> bool {
-        let gone = |error: &io::Error| {
-            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
-        };
-        let read = File::open(self.path(pid, "stat")).and_then(|mut file| file.read(&mut [0; 1]));
-        read.err().as_ref().is_some_and(gone)
+    /// One process; `None` when there is none.
+    ///
+    /// # Errors
+    /// That could not be found out: who has no descriptor left knows nothing of anybody.
+    pub fn find(&self, pid: i32) -> io::Result<Option<Stat>> {
+        match read_small(&self.path(pid, "stat")) {
+            // A process may give itself a name that is no UTF-8.
+            Ok(text) => Stat::parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+            // ESRCH: it went away between open and read
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// One thread of a process; the numbers are the thread's own.
@@ -180,17 +185,21 @@ fn numbered(folder: &Path) -> impl Iterator<Item = i32> + use<> {
     entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
 }
 
-/// A file that the kernel makes as it is read, in as few calls as can be: ten times a second every call counts. A read that comes
-/// back short was the last.
+/// A file that the kernel makes as it is read; `None` where it cannot be read.
 pub fn small(path: &Path) -> Option<String> {
-    let mut file = File::open(path).ok()?;
+    read_small(path).ok()
+}
+
+/// In as few calls as can be: ten times a second every call counts. A read that comes back short was the last.
+fn read_small(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
     let mut whole = Vec::new();
     let mut buffer = [0; READ_BYTES];
     loop {
-        let read = file.read(&mut buffer).ok()?;
-        whole.extend_from_slice(buffer.get(..read)?);
+        let read = file.read(&mut buffer)?;
+        whole.extend_from_slice(buffer.get(..read).unwrap_or_default());
         if read < READ_BYTES {
-            return Some(lossy(whole));
+            return Ok(lossy(whole));
         }
     }
 }

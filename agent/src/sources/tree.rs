@@ -23,14 +23,18 @@ impl EngineProcess {
         ProcRoot::live().stat(pid).map(|stat| Self { pid, start_ticks: stat.start_ticks })
     }
 
-    /// Is it known to be gone? Whoever cannot look knows nothing.
-    pub fn is_gone(&self) -> bool {
-        !self.lives() && (ProcRoot::live().stat(self.pid).is_some() || ProcRoot::live().is_gone(self.pid))
-    }
-
     /// Is it the same process still, and not a zombie?
     pub fn lives(&self) -> bool {
-        ProcRoot::live().stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.ended())
+        ProcRoot::live().stat(self.pid).is_some_and(|stat| self.is(&stat))
+    }
+
+    /// Is it known to be gone? Whoever cannot look knows nothing.
+    pub fn is_gone(&self) -> bool {
+        ProcRoot::live().find(self.pid).is_ok_and(|found| found.is_none_or(|stat| !self.is(&stat)))
+    }
+
+    fn is(&self, stat: &Stat) -> bool {
+        stat.start_ticks == self.start_ticks && !stat.ended()
     }
 }
 
@@ -121,8 +125,7 @@ pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path) -> Option<Found
     Some(Found { process, named: named.is_some(), hides })
 }
 
-/// This process.
-pub fn own_pid() -> i32 {
+fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(-1)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Reads `/proc`, and what the detector has written of the engine.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::sources::{EngineProcess, Found, find_pod_engine};
@@ -17,23 +17,20 @@ pub async fn outlive_engine(bound: Duration, agent_dir: &Path, page_dir: &Path) 
         let dir = agent_dir.to_owned();
         let known = tokio::task::spawn_blocking(move || memory::known_engine(&dir)).await.ok().flatten();
         let mut named_before = false;
-        while let Some(found) = look(page_dir.to_owned()).await {
+        loop {
+            let page_dir = page_dir.to_owned();
+            let found = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir)).await;
             let known_lives = known.as_ref().map(EngineProcess::lives);
-            if found.is_some_and(|found| !is_awaited(&found, known_lives, &mut named_before)) {
-                return;
+            match found {
+                Ok(None) => return,
+                Ok(Some(found)) if !is_awaited(&found, known_lives, &mut named_before) => return,
+                // a search may hang with the engine, or fail: then it is still there
+                Ok(Some(_)) | Err(_) => {}
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
     let _ = tokio::time::timeout(bound, gone).await;
-}
-
-/// `None`: there is no engine. A search may hang with the engine, or fail: then the engine is still there, and nobody was found.
-async fn look(page_dir: PathBuf) -> Option<Option<Found>> {
-    match tokio::task::spawn_blocking(move || find_pod_engine(&page_dir)).await {
-        Ok(found) => found.map(Some),
-        Err(_) => Some(None),
-    }
 }
 
 /// Is what was found the engine? Other sidecars may stay for as long as they like: the kubelet ends them after us, and one that was taken for

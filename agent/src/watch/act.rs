@@ -11,6 +11,7 @@ use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
 use super::follow::Program;
+use super::killed::Killed;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
@@ -18,18 +19,10 @@ use crate::kill::{KillNote, kill_members, summary_of_book, write_termination_mes
 use crate::metrics::Metrics;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
-/// The kill is repeated for a process that is still there.
-const KILL_AGAIN_MS: u64 = 1_000;
-/// One that was spared is looked at again after this.
-const SPARED_AGAIN_MS: u64 = 10_000;
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
 /// Nor must the launcher's note: the agent's own disk may hang. Without it the launcher pauses before the next start, and no more.
 const NOTE_MAX: Duration = Duration::from_millis(500);
-/// A worker that ends gives back hundreds of gigabytes of pinned memory, and its GPU: seconds, and it can be ended.
-const GIVING_BACK_MS: u64 = 20_000;
-/// A kill that has not said by then whom it reached never will.
-const KILLING_MS_MAX: u64 = 5_000;
 /// Nor must a last look for a better one than a guess.
 const SEARCH_MAX: Duration = Duration::from_millis(500);
 
@@ -79,28 +72,12 @@ pub struct Acts {
     capturing: Option<String>,
     /// The summary of an episode's evidence, for the termination message.
     summary: Option<(String, String)>,
-    killed: Option<Killed>,
-    /// At the last look the engine that was killed was there still, although its first process may be gone: a worker that cannot be ended owns
-    /// its GPU (I5), and whoever comes must not serve beside it (P16). True as well while it is being killed.
-    pub left: bool,
+    pub killed: Killed,
     /// The engine that was said to outlive its SIGKILL.
     outlives: Option<EngineProcess>,
     /// The gate's epoch and its count of refusals at the last look; refusals since the last tick.
     refused_seen: Option<(u64, u64)>,
     refused: u64,
-}
-
-#[derive(Debug)]
-struct Killed {
-    engine: EngineProcess,
-    first_ms: u64,
-    last_ms: u64,
-    /// It was a guess that proved wrong the last time.
-    spared: bool,
-    /// The signals may not have been sent yet.
-    under_way: bool,
-    /// Who else was killed with it, and has not been seen to be gone.
-    others: Vec<EngineProcess>,
 }
 
 impl Acts {
@@ -113,8 +90,7 @@ impl Acts {
             tell,
             capturing: None,
             summary: None,
-            killed: None,
-            left: false,
+            killed: Killed::default(),
             outlives: None,
             refused_seen: None,
             refused: 0,
@@ -124,7 +100,6 @@ impl Acts {
     /// Books what tasks have done since the last tick.
     pub fn take_news(&mut self, metrics: &Metrics) {
         while let Ok(news) = self.news.try_recv() {
-            self.count_killed(&news);
             match news {
                 News::Captured { episode, captured } => {
                     log_notes(&captured);
@@ -143,17 +118,14 @@ impl Acts {
                         self.summary = Some((episode, captured.summary));
                     }
                 }
-                News::Spared { guess } => {
-                    self.killed
-                        .iter_mut()
-                        .filter(|killed| killed.engine == guess)
-                        .for_each(|killed| killed.spared = true);
-                }
-                // one that may not be signalled is as good as one that outlives its signal: only its node ends it
-                News::Killed { episode, pids, .. } if pids.is_empty() => {
-                    tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
-                }
-                News::Killed { episode, lost, pids, at, .. } => {
+                News::Spared { guess } => self.killed.was_spared(&guess),
+                News::Killed { episode, lost, engine, members, pids, at } => {
+                    self.killed.reached(&engine, members);
+                    if pids.is_empty() {
+                        // one that may not be signalled is as good as one that outlives its signal: only its node ends it
+                        tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
+                        continue;
+                    }
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
                     if self.incidents.killed(&episode, lost, &at) {
                         metrics.kills.inc();
@@ -161,40 +133,6 @@ impl Acts {
                 }
             }
         }
-    }
-
-    /// Who was killed with an engine is the engine's too.
-    fn count_killed(&mut self, news: &News) {
-        let News::Killed { engine: root, members, .. } = news else { return };
-        let Some(killed) = self.killed.as_mut().filter(|killed| killed.engine == *root) else { return };
-        killed.under_way = false;
-        if members.is_empty() {
-            // it is gone, or nobody could be seen: nothing has outlived a signal that was not sent
-            self.killed.take_if(|killed| killed.others.is_empty());
-            return;
-        }
-        let new = members.iter().filter(|member| *member != root && !killed.others.contains(member));
-        let new: Vec<EngineProcess> = new.cloned().collect();
-        killed.others.extend(new);
-    }
-
-    /// Looks whether anything is [`left`](Self::left) of the engine that is followed, if it was killed.
-    pub fn look_for_left(&mut self, now_ms: u64, engine: Option<&EngineProcess>) -> bool {
-        let left = |killed: &mut Killed| {
-            killed.others.retain(|other| !other.is_gone());
-            killed.under_way &= now_ms.saturating_sub(killed.last_ms) < KILLING_MS_MAX;
-            killed.under_way || !killed.others.is_empty()
-        };
-        let followed = |killed: &&mut Killed| !killed.spared && engine == Some(&killed.engine);
-        self.left = self.killed.as_mut().filter(followed).is_some_and(left);
-        self.left
-    }
-
-    /// Since when this engine outlives SIGKILL; where its first process is gone, the others have their time to give back what they hold.
-    pub fn kill_sent_ms(&self, engine: &EngineProcess) -> Option<u64> {
-        let killed = self.killed.as_ref().filter(|killed| killed.engine == *engine && !killed.spared)?;
-        let others_alone = self.left && engine.is_gone();
-        Some(killed.first_ms + if others_alone { GIVING_BACK_MS } else { 0 })
     }
 
     /// Adds up refusals; a gate that started anew counts from zero.
@@ -295,12 +233,9 @@ impl Acts {
     fn kill(&mut self, scene: &Scene<'_>) {
         let Some(engine) = scene.engine.filter(|engine| engine.lives()) else { return };
         let Some(episode) = self.incidents.open().filter(|open| open.granted_at.is_some()) else { return };
-        let before = self.killed.as_ref().filter(|killed| killed.engine == *engine);
-        let again_ms = |killed: &Killed| if killed.spared { SPARED_AGAIN_MS } else { KILL_AGAIN_MS };
-        if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < again_ms(killed)) {
+        if !self.killed.is_due(engine, scene.now_ms) {
             return;
         }
-        let first_ms = before.filter(|killed| !killed.spared).map_or(scene.now_ms, |killed| killed.first_ms);
         let taken = self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text);
         let job = Job {
             engine: engine.clone(),
@@ -310,10 +245,7 @@ impl Acts {
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
             never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
         };
-        let others =
-            self.killed.take_if(|killed| killed.engine == *engine).map(|killed| killed.others).unwrap_or_default();
-        let (engine, last_ms) = (engine.clone(), scene.now_ms);
-        self.killed = Some(Killed { engine, first_ms, last_ms, spared: false, under_way: true, others });
+        self.killed.begins(engine, scene.now_ms);
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
@@ -323,8 +255,7 @@ impl Acts {
     fn escalate(&mut self, scene: &Scene<'_>) {
         if self.outlives.as_ref() != scene.engine {
             let pid = scene.engine.map(|engine| engine.pid);
-            let others: Vec<i32> =
-                self.killed.iter().flat_map(|killed| &killed.others).map(|other| other.pid).collect();
+            let others = self.killed.others();
             tracing::error!(pid, ?others, "the engine outlives SIGKILL: only its node can end it");
             self.outlives = scene.engine.cloned();
         }

@@ -54,24 +54,6 @@ async fn a_restarted_detector_tells_of_the_evidence_by_what_is_in_the_book() {
     assert_eq!(told, want);
 }
 
-#[test]
-fn whoever_was_spared_has_outlived_no_kill() {
-    let mut acts = Acts::new(Incidents::default());
-    let guess = EngineProcess { pid: 7, start_ticks: 1 };
-    acts.killed = Some(Killed {
-        engine: guess.clone(),
-        first_ms: 5,
-        last_ms: 5,
-        spared: false,
-        under_way: true,
-        others: Vec::new(),
-    });
-    assert_eq!(acts.kill_sent_ms(&guess), Some(5));
-    acts.tell.send(News::Spared { guess: guess.clone() }).unwrap();
-    acts.take_news(&Metrics::new().unwrap());
-    assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
-}
-
 /// The engine's image is on its way, and a sidecar is the oldest of the pod.
 #[test]
 fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
@@ -88,39 +70,6 @@ fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
         let job = Job { engine: process(7), episode, lost: 0, summary: String::new(), doubt, never_served };
         assert_eq!(job.is_no_engine(&found), spared, "{never_served} {found:?}");
     }
-}
-
-/// An API server and its worker, which holds the GPU: the first is gone at once, the second is in the driver.
-#[tokio::test]
-async fn what_outlives_the_first_process_is_the_engine_that_was_killed() {
-    let mut worker = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
-    let worker_now = EngineProcess::of(worker.id().unwrap().cast_signed()).unwrap();
-    let (root, metrics) = (EngineProcess { pid: i32::MAX, start_ticks: 1 }, Metrics::new().unwrap());
-    let look = |acts: &mut Acts, now_ms| acts.look_for_left(now_ms, Some(&root));
-    let mut acts = Acts::new(Incidents::default());
-    assert!(!look(&mut acts, 5), "nobody was killed");
-    let killed =
-        || Killed { engine: root.clone(), first_ms: 5, last_ms: 5, spared: false, under_way: true, others: Vec::new() };
-    acts.killed = Some(killed());
-    assert!(look(&mut acts, 6), "it is being killed");
-    assert!(!look(&mut acts, 5 + KILLING_MS_MAX), "nobody knows what came of it");
-    acts.killed = Some(killed());
-    let (engine, members, pids) = (root.clone(), vec![root.clone(), worker_now], vec![root.pid]);
-    let (episode, at) = ("a".to_owned(), "t".to_owned());
-    acts.tell.send(News::Killed { episode, lost: 0, engine, members, pids, at }).unwrap();
-    acts.take_news(&metrics);
-    assert!(look(&mut acts, 9_000), "its worker lives");
-    assert_eq!(acts.kill_sent_ms(&root), Some(5 + GIVING_BACK_MS), "a worker has longer than who answers requests");
-    let successor = EngineProcess { pid: 1, start_ticks: 1 };
-    assert!(!acts.look_for_left(9_000, Some(&successor)), "a launcher that gave them up has started another");
-    assert!(look(&mut acts, 9_000));
-    let (engine, members, pids) = (root.clone(), Vec::new(), Vec::new());
-    let (episode, at) = ("a".to_owned(), "t".to_owned());
-    acts.tell.send(News::Killed { episode, lost: 0, engine, members, pids, at }).unwrap();
-    acts.take_news(&metrics);
-    assert!(look(&mut acts, 9_000), "a second kill that finds nobody forgets nobody");
-    worker.kill().await.unwrap();
-    assert!(!look(&mut acts, 9_001), "proven gone");
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ impl Follow {
         self.looked(now_ms)
     }
 
-    /// The same engine as at the last look, whoever else is there: it is not gone yet.
+    /// The same engine as at the last look, whoever else is there: it is not gone yet. (In a pod; a launcher starts nobody beside it.)
     pub fn stay(&mut self, now_ms: u64) -> Option<EngineProcess> {
         self.looked(now_ms)
     }

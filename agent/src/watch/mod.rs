@@ -9,6 +9,7 @@ mod ear;
 mod follow;
 mod hold;
 pub(crate) mod kept;
+mod killed;
 pub(crate) mod latest;
 pub mod leave;
 mod lookout;
@@ -260,7 +261,7 @@ impl Watch {
     }
 
     fn follow_engine(&mut self, now_ms: u64) {
-        let stays = self.acts.look_for_left(now_ms, self.engine.as_ref()) && !self.config.standalone; // (a launcher starts nobody before)
+        let stays = self.acts.killed.look(now_ms, self.engine.as_ref()) && !self.config.standalone;
         let engine = if stays { self.follow.stay(now_ms) } else { self.follow.look(now_ms) };
         if engine.is_none() {
             // Its container waits, or its image is on the way: a start-up that has not begun is not late (V3).
@@ -317,25 +318,24 @@ impl Watch {
         obs.maintenance = declared.is_some();
         self.metrics.maintenance.set(obs.maintenance.into());
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
-            proc.kill_sent_ms = self.acts.kill_sent_ms(engine);
-            proc.alive |= self.acts.left;
+            self.acts.killed.show(engine, proc);
         }
         obs
     }
 
     fn recovery_input<'a>(&self, outcome: &'a Outcome) -> RecoveryInput<'a> {
         let heard = self.publisher.heard();
-        let grant = heard.grant;
+        let lives = self.acts.killed.is_left() || self.follow.engine_lives();
         let open = self.acts.incidents.open();
         RecoveryInput {
             outcome,
             evidence_done: open.is_some_and(|open| open.evidence_at.is_some()),
-            granted: open.is_some_and(|open| grant.as_deref() == Some(open.id.as_str())),
+            granted: open.is_some_and(|open| heard.grant.as_deref() == Some(open.id.as_str())),
             operator_answered_ms: heard
                 .queued
                 .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
                 .map(|(_, at)| at),
-            process: self.engine.as_ref().filter(|_| self.acts.left || self.follow.engine_lives()).map(process_key),
+            process: self.engine.as_ref().filter(|_| lives).map(process_key),
             leaves: self.control.leaving && (self.drain.borrow().ends || self.gate.owes_nothing()),
         }
     }
