@@ -39,8 +39,7 @@ const PLACES_MAX: usize = 500;
 /// The places to avoid after this look; `fresh` are the grants that are new.
 pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], now: Timestamp) -> Vec<Avoided> {
     let Ground { pods, nodes, .. } = ground;
-    let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
-    let span = span_of(&infd.spec.recovery);
+    let (held, span) = (held(infd), span_of(&infd.spec.recovery));
     if stranded(infd, ground, now) {
         return Vec::new();
     }
@@ -61,6 +60,11 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
         }
     }
     places
+}
+
+/// The places that are avoided, by the status.
+pub fn held(infd: &InferenceDeployment) -> &[Avoided] {
+    infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default()
 }
 
 /// For how long a place is avoided.
@@ -223,18 +227,17 @@ fn allowed(nodes: &[NodeView], needs: &Needs, percent: i32) -> usize {
 /// Has a pod waited for a place for too long, and only since there were places to avoid, or since one of them was left? Or whatever
 /// it waited for before, and there is room for it on one of them?
 fn stranded(infd: &InferenceDeployment, ground: Ground<'_>, now: Timestamp) -> bool {
-    let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
     let span = span_of(&infd.spec.recovery);
     let read = |at: &str| at.parse::<Timestamp>().ok();
     let waits =
         || ground.pods.iter().filter(|pod| !pod.leaving).filter_map(|pod| read(pod.unschedulable_since.as_deref()?));
-    held.iter().any(|place| {
+    held(infd).iter().any(|place| {
         let Some(began) = read(&place.until).and_then(|until| until.checked_sub(span).ok()) else { return false };
         let from = read(&place.left_at).map_or(began, |left| left.min(began));
         // the scheduler's time is in whole seconds
         let of_it = |at: Timestamp| from.duration_since(at) < SignedDuration::from_secs(1);
         let long = |at: &Timestamp| now.duration_since((*at).max(began)) >= STRANDED_AFTER;
-        waits().filter(long).any(|at| of_it(at) || ground.has_room(infd, &place.node))
+        waits().filter(long).any(of_it) || (waits().any(|at| long(&at)) && ground.has_room(infd, &place.node))
     })
 }
 

@@ -360,8 +360,7 @@ pub fn last_serving(policy: LastReplica, mode: RecoveryMode, pods: &[PodView]) -
 
 /// Does this recovery still count? One that a former leader dated ahead, by a clock that was wrong, would count until that clock's time.
 pub fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
-    let times = past.granted_at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
-    !older(&past.granted_at, age, now) && !times.is_some_and(|(at, now)| ahead(at, now))
+    !is_past(&past.granted_at, age, now)
 }
 
 /// [`older`], and what a former leader dated ahead, by a clock that was wrong, is not waited for.

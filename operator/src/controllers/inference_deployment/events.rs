@@ -208,7 +208,7 @@ fn suspect_node(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Even
 
 /// New pods keep away from a place, or need not any longer although its time is not over.
 fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
-    let held = observed.infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
+    let held = avoid::held(&observed.infd);
     let begun = plan.avoid.iter().filter(|place| !held.contains(place)).map(|place| {
         let gpus =
             if place.gpu_uuids.is_empty() { String::new() } else { format!(" ({})", place.gpu_uuids.join(", ")) };
