@@ -169,25 +169,32 @@ pub fn greedy_with(prompt: &str, count: usize, ignore_eos: bool, change: impl Fn
 #[derive(Clone, Copy)]
 struct ByteCodec {
     tools: ToolFormat,
+    /// Marks of calls are special tokens, a byte each.
+    marked: bool,
 }
 
-/// With Mistral's tools one byte is the mark of calls, a special token.
-const MARK: (u32, &str) = (3, "[TOOL_CALLS]");
+const MARKS: [(u32, ToolFormat, &str); 3] = [
+    (3, ToolFormat::Mistral, "[TOOL_CALLS]"),
+    (3, ToolFormat::Hermes, "<tool_call>"),
+    (4, ToolFormat::Hermes, "</tool_call>"),
+];
 
 impl ByteCodec {
     fn special(self, id: u32) -> Option<&'static str> {
-        match id {
-            EOS => Some("<end>"),
-            id if id == MARK.0 && self.tools == ToolFormat::Mistral => Some(MARK.1),
-            _ => None,
-        }
+        let mark = || self.marks().find(|(mark, _)| *mark == id).map(|(_, text)| text);
+        if id == EOS { Some("<end>") } else { mark() }
+    }
+
+    fn marks(self) -> impl Iterator<Item = (u32, &'static str)> {
+        let its = move |(_, format, _): &(u32, ToolFormat, &str)| self.marked && *format == self.tools;
+        MARKS.into_iter().filter(its).map(|(id, _, text)| (id, text))
     }
 }
 
 impl TextCodec for ByteCodec {
     fn encode(&self, text: &str, _special: bool) -> Result<Vec<u32>, CodecError> {
-        if text == MARK.1 && self.special(MARK.0).is_some() {
-            return Ok(vec![MARK.0]);
+        if let Some((id, _)) = self.marks().find(|(_, mark)| *mark == text) {
+            return Ok(vec![id]);
         }
         Ok(text.bytes().map(u32::from).collect())
     }
@@ -353,12 +360,12 @@ fn fake_loader(knobs: Arc<Knobs>) -> Loader {
 
 /// What a loader of this codec brings.
 pub fn loaded(model: Box<dyn Model>, draft: Option<Box<dyn Model>>) -> Loaded {
-    Loaded { model, codec: Arc::new(ByteCodec { tools: ToolFormat::Hermes }), draft }
+    Loaded { model, codec: Arc::new(ByteCodec { tools: ToolFormat::Hermes, marked: false }), draft }
 }
 
-/// An engine whose model calls tools like this.
+/// An engine whose model calls tools like this, by special tokens where the format has marks.
 pub async fn calling(tools: ToolFormat) -> TestEngine {
-    let brings = move |model| Loaded { model, codec: Arc::new(ByteCodec { tools }), draft: None };
+    let brings = move |model| Loaded { model, codec: Arc::new(ByteCodec { tools, marked: true }), draft: None };
     let loader = |knobs| -> Loader { Box::new(move |_| Ok(brings(Box::new(FakeModel::new(knobs))))) };
     let engine = TestEngine::of(Setup::default(), loader).await;
     wait_until("the engine is ready", || engine.handle.shared.ready.get().is_some()).await;

@@ -110,6 +110,20 @@ async fn mistrals_calls_begin_with_a_special_token_that_no_text_shows() {
     assert_eq!(ask(&engine, auto).await.0["content"], expected);
 }
 
+/// As those of some of Hermes's own tokenizers.
+#[tokio::test(flavor = "multi_thread")]
+async fn hermes_calls_between_special_tokens_are_found_as_those_in_letters() {
+    let engine = calling(ToolFormat::Hermes).await;
+    let named = chat(json!({"tool_choice": {"type": "function", "function": {"name": "count"}}}));
+    let (message, reason) = ask(&engine, named).await;
+    let calls = message["tool_calls"].as_array().expect("a call that vanished");
+    assert_eq!((calls.len(), &calls[0]["function"]["name"], reason.as_str()), (1, &json!("count"), "stop"));
+    assert!(message["content"].is_null() && arguments(&calls[0])["n"].as_u64().unwrap() <= 9, "{message}");
+    let many = chat(json!({"tool_choice": "required", "temperature": 1.0, "seed": 2, "max_tokens": 1500}));
+    let (message, reason) = ask(&engine, many).await;
+    assert!(!message["tool_calls"].as_array().unwrap().is_empty() && reason == "tool_calls", "{message}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn auto_leaves_it_to_the_model_and_none_does_not_even_mention_them() {
     let engine = TestEngine::ready(Setup::default()).await;

@@ -2,42 +2,47 @@
 
 use serde_json::json;
 
-use super::Function;
-use super::parser::{PYTHON_TAG, TOOL_CALLS};
+use super::parser::{CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS};
+use super::{Function, Marks};
 use crate::codec::ToolFormat;
 use crate::grammar::{GrammarSpec, lark_json, lark_string};
 
 /// Calls in one answer that is forced to call: a weak model would go on for ever.
 const CALLS_MAX: usize = 16;
 
-/// An answer that calls one of these functions, or several where `parallel` allows and the model can. `mark`: the token that begins a list
-/// of calls, where it is one that no text has.
-pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool, mark: Option<u32>) -> GrammarSpec {
+/// An answer that calls one of these functions, or several where `parallel` allows and the model can.
+pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool, marks: Marks) -> GrammarSpec {
     let rules = bodies(format, functions, true);
     let text = match (format, parallel) {
         (ToolFormat::Hermes, true) => {
             let more = CALLS_MAX - 1;
-            format!("start: call ({} call){{0,{more}}}\ncall: {} body {}\n{rules}", lark_string("\n"), OPEN, CLOSE)
+            format!("start: call ({} call){{0,{more}}}\ncall: {}\n{rules}", lark_string("\n"), hermes_call(marks))
         }
-        (ToolFormat::Hermes, false) => format!("start: {OPEN} body {CLOSE}\n{rules}"),
+        (ToolFormat::Hermes, false) => format!("start: {}\n{rules}", hermes_call(marks)),
         // one call an answer is all that this format knows
         (ToolFormat::Llama3, _) => format!("start: body\n{rules}"),
         (ToolFormat::Mistral, _) => {
             let more = if parallel { format!("{{0,{}}}", CALLS_MAX - 1) } else { String::new() };
-            format!("start: {} {}\n{rules}", mark_term(TOOL_CALLS, mark), list(&more))
+            format!("start: {} {}\n{rules}", mark_term(TOOL_CALLS, marks.begin), list(&more))
         }
     };
     GrammarSpec::Lark(text)
 }
 
-/// An answer that may call or not; arguments of functions that are strict satisfy their schemas. `mark` as above.
-pub fn free(format: ToolFormat, functions: &[Function], mark: Option<u32>) -> GrammarSpec {
+/// An answer that may call or not; arguments of functions that are strict satisfy their schemas.
+pub fn free(format: ToolFormat, functions: &[Function], marks: Marks) -> GrammarSpec {
     let rules = bodies(format, functions, false);
+    let mark = marks.begin;
     let text = match (format, mark) {
         // the mark alone begins a call for who reads it, whatever blanks follow: none comes but the one that is wanted
-        (ToolFormat::Hermes, _) => format!(
-            "start: call* rest\ncall: before \"\\n\" body {CLOSE}\nbefore[lazy]: TEXT {MARK}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
-        ),
+        (ToolFormat::Hermes, _) => {
+            // in letters as well, where it is a token that no text has: who reads it sees no difference
+            let token = mark.map_or_else(String::new, |id| format!(" | TEXT <[{id}]>"));
+            let (letters, end) = (lark_string(OPEN), hermes_end(marks));
+            format!(
+                "start: call* rest\ncall: (before{token}) \"\\n\" body {end}\nbefore[lazy]: TEXT {letters}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
+            )
+        }
         // what does not begin like a call is none; the mark begins one for who reads it, spelled in letters too
         (ToolFormat::Llama3, _) => {
             let tag = mark_term(PYTHON_TAG, mark);
@@ -79,9 +84,14 @@ fn list(more: &str) -> String {
     format!("\" \"? \"[\" body {further} \"]\"")
 }
 
-const MARK: &str = r#""<tool_call>""#;
-const OPEN: &str = r#""<tool_call>\n""#;
-const CLOSE: &str = r#""\n</tool_call>""#;
+/// One call between its marks, on lines of their own.
+fn hermes_call(marks: Marks) -> String {
+    format!("{} {} body {}", mark_term(OPEN, marks.begin), lark_string("\n"), hermes_end(marks))
+}
+
+fn hermes_end(marks: Marks) -> String {
+    format!("{} {}", lark_string("\n"), mark_term(CLOSE, marks.end))
+}
 
 /// Rules `body`, and one for each function's call and arguments. `all`: also functions that are not strict obey their schemas.
 fn bodies(format: ToolFormat, functions: &[Function], all: bool) -> String {
@@ -115,6 +125,10 @@ mod tests {
         ]
     }
 
+    fn marked(id: u32) -> Marks {
+        Marks { begin: Some(id), end: None }
+    }
+
     fn hermes(name: &str, arguments: &str) -> String {
         format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
     }
@@ -122,20 +136,21 @@ mod tests {
     #[test]
     fn forced_answers_call_once_or_often_and_nothing_else() {
         let (one, two) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"what\": [1]}"));
-        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel, None));
+        let [once, often] =
+            [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel, Marks::default()));
         assert!(follows(&once, &one) && follows(&often, &one) && follows(&often, &format!("{one}\n{two}")));
         assert!(!follows(&once, &format!("{one}\n{two}")) && !follows(&often, &format!("{one}{two}")));
         for none in ["", "text", &hermes("gone", "{}"), &hermes("count", "{\"n\": 30}"), &format!("text {one}")] {
             assert!(!follows(&often, none), "{none}");
         }
-        let llama = forced(ToolFormat::Llama3, &functions(), true, None);
+        let llama = forced(ToolFormat::Llama3, &functions(), true, Marks::default());
         assert!(follows(&llama, "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"));
         assert!(!follows(&llama, &one) && !follows(&llama, "{\"name\": \"count\", \"parameters\": {}}"));
     }
 
     #[test]
     fn free_answers_say_what_they_like_until_they_call() {
-        let hermes_free = free(ToolFormat::Hermes, &functions(), None);
+        let hermes_free = free(ToolFormat::Hermes, &functions(), Marks::default());
         let (one, loose) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"n\": 30}"));
         for fine in ["", "any text <tool> {", &one, &format!("see:\n{one}\n{loose}"), &loose] {
             assert!(follows(&hermes_free, fine), "{fine}");
@@ -146,7 +161,7 @@ mod tests {
             assert!(!follows(&hermes_free, &unforced), "{unforced}");
             assert!(!follows(&hermes_free, &format!("{one}\n{unforced}")), "{unforced}");
         }
-        let llama_free = free(ToolFormat::Llama3, &functions(), None);
+        let llama_free = free(ToolFormat::Llama3, &functions(), Marks::default());
         for fine in ["", "any text {", "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"] {
             assert!(follows(&llama_free, fine), "{fine}");
         }
@@ -158,7 +173,8 @@ mod tests {
     fn llamas_mark_begins_a_call_whose_arguments_are_forced() {
         let call = |n: u32| format!("{{\"name\": \"count\", \"parameters\": {{\"n\": {n}}}}}");
         let after = |text: &str| -> Vec<u32> { [SPECIAL].into_iter().chain(text.bytes().map(u32::from)).collect() };
-        let [letters, token] = [None, Some(SPECIAL)].map(|mark| free(ToolFormat::Llama3, &functions(), mark));
+        let [letters, token] =
+            [Marks::default(), marked(SPECIAL)].map(|marks| free(ToolFormat::Llama3, &functions(), marks));
         assert!(follows(&letters, &format!("{PYTHON_TAG}{}", call(3))));
         assert!(follows_tokens(&token, &after(&call(3))) && !follows_tokens(&token, &after(&call(30))));
         assert!(!follows_tokens(&token, &after("print(1)")));
@@ -181,14 +197,15 @@ mod tests {
     #[test]
     fn mistrals_calls_are_a_list_after_their_mark() {
         let (one, two) = (mistral(&[("count", "{\"n\": 3}")]), mistral(&[("count", "{\"n\": 3}"), ("find", "{}")]));
-        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Mistral, &functions(), parallel, None));
+        let [once, often] =
+            [false, true].map(|parallel| forced(ToolFormat::Mistral, &functions(), parallel, Marks::default()));
         assert!(follows(&once, &one) && follows(&often, &one) && follows(&often, &two) && !follows(&once, &two));
         assert!(follows(&once, &one.replace("] [", "][")));
         let wrong = mistral(&[("count", "{\"n\": 30}")]);
         for none in ["", "text", "[TOOL_CALLS] []", &wrong, &mistral(&[("gone", "{}")]), &format!("text {one}")] {
             assert!(!follows(&often, none), "{none}");
         }
-        let free_text = free(ToolFormat::Mistral, &functions(), None);
+        let free_text = free(ToolFormat::Mistral, &functions(), Marks::default());
         for fine in ["", "any text [TOOL_", &one, &format!("see:\n{two}"), &mistral(&[("find", "{\"n\": 30}")])] {
             assert!(follows(&free_text, fine), "{fine}");
         }
@@ -197,8 +214,8 @@ mod tests {
 
     #[test]
     fn a_mark_that_is_a_special_token_is_wanted_as_that_token() {
-        let forced = forced(ToolFormat::Mistral, &functions(), false, Some(SPECIAL));
-        let free = free(ToolFormat::Mistral, &functions(), Some(SPECIAL));
+        let forced = forced(ToolFormat::Mistral, &functions(), false, marked(SPECIAL));
+        let free = free(ToolFormat::Mistral, &functions(), marked(SPECIAL));
         let list = |arguments| mistral(&[("count", arguments)]).replace("[TOOL_CALLS]", "");
         let tokens = |before: &str, after: &str| -> Vec<u32> {
             before.bytes().map(u32::from).chain([SPECIAL]).chain(after.bytes().map(u32::from)).collect()
@@ -208,5 +225,35 @@ mod tests {
         assert!(!follows(&forced, &mistral(&[("count", "{\"n\": 3}")])), "in letters");
         assert!(follows_tokens(&free, &tokens("see: ", &right)) && !follows_tokens(&free, &tokens("see: ", &wrong)));
         assert!(follows(&free, "see: [x]") && follows(&free, ""));
+    }
+
+    #[test]
+    fn hermes_marks_that_are_special_tokens_are_wanted_as_tokens_and_begin_calls_in_letters_too() {
+        // one word stands for both marks
+        let marks = Marks { begin: Some(SPECIAL), end: Some(SPECIAL) };
+        let call = |n: u32| {
+            let text = format!("\n{{\"name\": \"count\", \"arguments\": {{\"n\": {n}}}}}\n");
+            [SPECIAL].into_iter().chain(text.bytes().map(u32::from)).chain([SPECIAL]).collect::<Vec<u32>>()
+        };
+        let then = |calls: &[Vec<u32>]| calls.join(&u32::from(b'\n'));
+        let after =
+            |text: &str, call: &[u32]| -> Vec<u32> { text.bytes().map(u32::from).chain(call.to_vec()).collect() };
+        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel, marks));
+        for grammar in [&once, &often] {
+            assert!(follows_tokens(grammar, &call(3)) && !follows_tokens(grammar, &call(30)));
+            assert!(!follows(grammar, &hermes("count", "{\"n\": 3}")), "in letters");
+        }
+        assert!(
+            follows_tokens(&often, &then(&[call(3), call(4)])) && !follows_tokens(&once, &then(&[call(3), call(4)]))
+        );
+        let free = free(ToolFormat::Hermes, &functions(), marks);
+        for text in ["", "see: ", "see <tool>\n"] {
+            assert!(follows_tokens(&free, &after(text, &call(3))), "{text}");
+            assert!(follows_tokens(&free, &after(text, &then(&[call(3), call(4)]))), "{text}");
+            assert!(!follows_tokens(&free, &after(text, &call(30))), "{text}");
+            assert!(!follows_tokens(&free, &after(text, &then(&[call(3), call(30)]))), "{text}");
+            assert!(follows(&free, text), "{text}");
+            assert!(!follows(&free, &format!("{text}{}", hermes("count", "{\"n\": 30}"))), "{text}");
+        }
     }
 }

@@ -29,8 +29,14 @@ pub struct ToolUse {
     parallel: bool,
     /// As the request has them, for the template.
     described: Value,
-    /// The token that begins calls, where it is one that no text has.
-    mark: Option<u32>,
+    marks: Marks,
+}
+
+/// The tokens that begin and end calls, where they are ones that no text has.
+#[derive(Debug, Clone, Copy, Default)]
+struct Marks {
+    begin: Option<u32>,
+    end: Option<u32>,
 }
 
 /// A function, as far as its calls are concerned.
@@ -79,17 +85,19 @@ impl ToolUse {
         let format = ready.codec.tool_format().ok_or_else(|| {
             ApiError::invalid("tools", "this model's chat template does not say how it calls tools; none can be used")
         })?;
-        let mark = match format {
-            ToolFormat::Hermes => None,
-            ToolFormat::Llama3 => special(parser::PYTHON_TAG, ready)?,
-            ToolFormat::Mistral => special(parser::TOOL_CALLS, ready)?,
+        let marks = match format {
+            ToolFormat::Hermes => Marks { begin: special(parser::OPEN, ready)?, end: special(parser::CLOSE, ready)? },
+            ToolFormat::Llama3 => Marks { begin: special(parser::PYTHON_TAG, ready)?, end: None },
+            ToolFormat::Mistral => Marks { begin: special(parser::TOOL_CALLS, ready)?, end: None },
         };
-        Ok(Some(Self { format, functions, choice, parallel, described: Value::Array(described), mark }))
+        Ok(Some(Self { format, functions, choice, parallel, described: Value::Array(described), marks }))
     }
 
-    /// The answer's special tokens must show: one of them begins calls, which nothing else does.
+    /// The answer's special tokens must show: one of them begins or ends calls, which nothing else does. (A Llama's call is known without its
+    /// mark.)
     pub fn shows_special(&self) -> bool {
-        self.format == ToolFormat::Mistral && self.mark.is_some()
+        let Marks { begin, end } = self.marks;
+        self.format != ToolFormat::Llama3 && (begin.is_some() || end.is_some())
     }
 
     /// The tools as the template describes them to the model.
@@ -108,9 +116,9 @@ impl ToolUse {
         let strict = self.functions.iter().any(|f| f.strict);
         match (&self.choice, strict) {
             (Choice::Auto, false) => None,
-            (Choice::Auto, true) => Some(forced::free(self.format, &self.functions, self.mark)),
-            (Choice::Required, _) => Some(forced::forced(self.format, &self.functions, self.parallel, self.mark)),
-            (Choice::Named, _) => Some(forced::forced(self.format, &self.functions, false, self.mark)),
+            (Choice::Auto, true) => Some(forced::free(self.format, &self.functions, self.marks)),
+            (Choice::Required, _) => Some(forced::forced(self.format, &self.functions, self.parallel, self.marks)),
+            (Choice::Named, _) => Some(forced::forced(self.format, &self.functions, false, self.marks)),
         }
     }
 

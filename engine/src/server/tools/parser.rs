@@ -5,8 +5,8 @@ use crate::codec::ToolFormat;
 use crate::server::text::overlap;
 use crate::splitmix::SplitMix64;
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
 /// Llama 3's mark of a call; mostly a special token that no text shows.
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 /// Mistral's mark of a list of calls; mostly a special token.
