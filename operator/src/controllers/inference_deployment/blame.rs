@@ -80,7 +80,7 @@ fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
     // (one that only another place mends may hang for days, and says nothing of the others)
     let hangs =
         |pod: &PodView| !pod.needs_another_place() && pod.open_episode().is_some_and(|episode| episode.class != "Dead");
-    if observed.pods.iter().any(|pod| !pod.leaving && pod.revision != wanted && hangs(pod)) {
+    if observed.pods.iter().any(|pod| !pod.leaving && is_witness(observed, wanted, &pod.revision) && hangs(pod)) {
         return None;
     }
     let old = old_stalls(observed, wanted);

@@ -72,13 +72,17 @@ fn who_speaks_for_a_revision_is_a_replica_of_one_that_was_good() {
     };
     assert_eq!(of_set("chat-old-x7"), "", "gone with the rollout, and its name tells");
     assert_eq!(of_set("chat-new-x7"), "ReplicaStalled", "that was one of its own");
-    let failed = stalls(|bench| {
-        old(bench, of_revision("third", confirmed(pod("a", "Recovered", 1), "00:05")));
-        bench.observed.pods[0].revision = "third".to_owned();
-        let failed = FailedRevision { revision: "third".to_owned(), ..FailedRevision::default() };
-        bench.observed.infd.status.as_mut().unwrap().rollout.failed.push(failed);
-    });
-    assert_eq!(failed, "ReplicaStalled", "it failed itself");
+    let third = |stage: &str, has_failed: bool| {
+        stalls(|bench| {
+            old(bench, of_revision("third", confirmed(pod("a", stage, 1), "00:05")));
+            bench.observed.pods[0].revision = "third".to_owned();
+            let failed = FailedRevision { revision: "third".to_owned(), ..FailedRevision::default() };
+            bench.observed.infd.status.as_mut().unwrap().rollout.failed.extend(has_failed.then_some(failed));
+        })
+    };
+    assert_eq!(third("Recovered", true), "ReplicaStalled", "it failed itself");
+    assert_eq!(third("Stalled", true), "ReplicaStalled", "and what it does now excuses nobody either");
+    assert_eq!(third("Stalled", false), "", "while a good one hangs nobody knows yet");
     let broken = with_xid(confirmed(pod("a", "Recovered", 1), "00:05"), 79, XidRemedy::ResetGpu);
     assert_eq!(stalls(|b| old(b, broken)), "ReplicaStalled", "a GPU of its own broke");
 }
