@@ -11,9 +11,10 @@ use std::{
     time::Duration,
 };
 
-use crds::{HoldStatus, InferenceDeployment};
+use crds::{HoldStatus, InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus};
 use jiff::Timestamp;
 use kube::{Resource, ResourceExt, core::DynamicObject};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -77,27 +78,27 @@ impl Account {
     /// Read as plain JSON: one object that this version of the operator cannot read whole (a newer one wrote it) must not keep the whole
     /// fleet from its restarts (B7, B8).
     ///
-    /// One that is being deleted is no part of the fleet any more, and nobody looks after it: what its status says of stalls and grants would
-    /// stand for as long as somebody's finalizer keeps it. But the agents to which it has granted restarts have their keys already, and
+    /// One that is being deleted, or that cannot be read, is no part of the fleet any more, for nobody looks after it: what its status says of
+    /// stalls and grants would stand for as long as somebody's finalizer keeps it, or for ever. But the agents to which it has granted restarts have their keys already, and
     /// what they restart is away; so a grant counts for as long as a restart may take.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
         let status = &object.data["status"];
-        let leaves = object.metadata.deletion_timestamp.is_some();
-        let counts = if leaves { Counts::default() } else { Counts::of_json(status) };
+        let unkept = object.metadata.deletion_timestamp.is_some() || !is_readable(object);
+        let counts = if unkept { Counts::default() } else { Counts::of_json(status) };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
             at.is_some_and(|at| now.duration_since(at) < PATIENCE_MIN && !ahead(at, now))
         };
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
-        let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));
+        let grants = grants.filter(|grant| !unkept || young(&grant["grantedAt"]));
         let hold = serde_json::from_value(status["recovery"]["hold"].clone()).ok();
         Account {
             owner: owner(object),
             replicas: counts.standing(),
             stalled: counts.alarmed(),
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
-            hold: hold.filter(|hold: &HoldStatus| hold.stands() && !leaves),
+            hold: hold.filter(|hold: &HoldStatus| hold.stands() && !unkept),
         }
     }
 
@@ -112,6 +113,19 @@ impl Account {
             hold: status.recovery.hold.filter(HoldStatus::stands),
         }
     }
+}
+
+/// Can this version look after it? Of one that says nothing of stalls, grants or holds nobody needs to know.
+fn is_readable(object: &DynamicObject) -> bool {
+    let status = &object.data["status"];
+    let recovery = &status["recovery"];
+    let no_grant = recovery["grants"].as_array().is_none_or(Vec::is_empty);
+    let silent = no_grant && recovery["hold"].is_null() && Counts::of_json(status).alarmed() == 0;
+    let whole = || {
+        InferenceDeploymentSpec::deserialize(&object.data["spec"]).is_ok()
+            && InferenceDeploymentStatus::deserialize(status).is_ok()
+    };
+    silent || whole()
 }
 
 /// Closes the book when it goes, unless the answer was heard.
@@ -197,7 +211,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::controllers::inference_deployment::testing::infd;
-    use crds::{Grant, InferenceDeploymentStatus};
+    use crds::Grant;
     use serde_json::json;
 
     fn with_grants(uid: &str, count: usize) -> InferenceDeployment {
@@ -233,7 +247,8 @@ mod tests {
     #[test]
     fn a_replica_that_stalls_behind_an_open_gate_counts() {
         let listed = |status: Value| {
-            let object = json!({"apiVersion": "v1", "kind": "X", "spec": {"replicas": 1}, "status": status});
+            let mut object = serde_json::to_value(infd("chat")).unwrap();
+            object["status"] = status;
             Account::of(&serde_json::from_value(object).unwrap(), Timestamp::UNIX_EPOCH).stalled
         };
         assert_eq!(listed(json!({"stalledReplicas": 1, "fencedReplicas": 0})), 1, "the last that serves is spared");
@@ -252,22 +267,30 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_kept_after_its_deletion_holds_what_its_agents_may_still_restart() {
-        let account = |deleted: Option<&str>, now: &str| {
-            let grant = json!({"podUid": "u", "grantedAt": "2026-01-01T00:00:00Z", "node": "n1", "domain": "z1"});
+    fn one_that_is_kept_after_its_deletion_or_cannot_be_read_holds_what_its_agents_may_still_restart() {
+        let account_of = |deleted: Option<&str>, now: &str, readable: bool| {
+            let mut grant = serde_json::to_value(Grant::default()).unwrap();
+            (grant["grantedAt"], grant["node"], grant["domain"]) =
+                (json!("2026-01-01T00:00:00Z"), json!("n1"), json!("z1"));
             let status = json!({
                 "replicas": 8, "readyReplicas": 5, "stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]},
             });
             let metadata = json!({"name": "x", "namespace": "ns", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
-            let object = json!({"metadata": metadata, "spec": {"replicas": 8}, "status": status});
+            let mut object = json!({"metadata": metadata, "spec": infd("x").spec, "status": status});
+            if !readable {
+                object["spec"]["rollout"] = json!({"onFailure": "AskSomebody"});
+            }
             Account::of(&serde_json::from_value(object).unwrap(), now.parse().unwrap())
         };
+        let account = |deleted, now| account_of(deleted, now, true);
         let at = vec![("n1".to_owned(), "z1".to_owned())];
         let (soon, later) = ("2026-01-01T00:09:59Z", "2026-01-01T00:10:00Z");
         let nothing = Account { owner: "ns/x".to_owned(), ..Account::default() };
         assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone(), ..nothing.clone() });
         let deleted = Some("2026-01-01T00:00:01Z");
-        assert_eq!(account(deleted, soon), Account { grants_at: at, ..nothing.clone() });
+        assert_eq!(account(deleted, soon), Account { grants_at: at.clone(), ..nothing.clone() });
+        assert_eq!(account_of(None, soon, false), Account { grants_at: at, ..nothing.clone() });
+        assert_eq!(account_of(None, later, false), nothing, "a version that nobody here understands");
         assert_eq!(account(deleted, later), nothing);
         assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), nothing, "by a clock that was two hours ahead");
     }
