@@ -2,7 +2,7 @@
 //! step from a hang, so no shorter silence is proof. Field reports end at about a hundred times the usual (0.28 tokens a second).
 
 use crate::examine::{Complaint, View};
-use crate::observation::{GateObs, Ms};
+use crate::observation::{GateObs, MetricsObs, Ms};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
@@ -12,7 +12,8 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
     let (patience_ms, long_ms) = (view.policy.patience_cap_ms, view.policy.long_patience_ms());
     let of_a_step = match &complaint.class {
         StallClass::StepStalled | StallClass::DeviceWait => true,
-        StallClass::RankSilent { ranks } => is_whole_engine(view, complaint, ranks),
+        // (none that anybody could name is none that diverged)
+        StallClass::RankSilent { ranks } => ranks.is_empty() || is_whole_engine(view, complaint, ranks),
         _ => false,
     };
     let (least_ms, why) = match complaint.class {
@@ -34,6 +35,11 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         }
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
             (long_ms, "this engine counts whole answers, and nothing tells more")
+        }
+        StallClass::Livelock | StallClass::DecodeStalled
+            if view.signs.silence.steps_below(view.policy.livelock_steps) =>
+        {
+            (long_ms, "few steps have ended since, as where each is slow")
         }
         // figures move at the end of each step, of one that crawled as well
         StallClass::Livelock | StallClass::DecodeStalled => {
@@ -73,10 +79,20 @@ fn only_ends_tell(view: &View<'_>) -> bool {
     blind && view.sight.page.is_none() && !view.signs.tokens_live
 }
 
+/// Has it shown nothing between two answers, neither steps nor room taken nor tokens (TensorRT-LLM without its iteration statistics)?
+fn counts_ends_alone(view: &View<'_>, metrics: &MetricsObs) -> bool {
+    let steps = metrics.iterations.is_some() || metrics.kv_usage.is_some();
+    let ends = metrics.requests_finished.is_some();
+    ends && !steps && !view.signs.counters_live && !view.signs.tokens_live
+}
+
 /// Does nothing tell of steps but that something works for them (or may, unseen), and is nothing known of how long such work takes? A hundred
 /// prompts of an engine that crawls, or one answer that does not stream, are minutes of silence.
 fn works_unseen(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> bool {
-    let counted = view.sight.metrics.is_some() || (view.signs.was_scraped() && !view.nothing_begun());
+    let counted = match view.sight.metrics {
+        Some(metrics) => !counts_ends_alone(view, metrics),
+        None => view.signs.was_scraped() && !view.nothing_begun(),
+    };
     let counted = counted || view.sight.page.is_some();
     let works = gpu_works || view.burning || view.sight.proc.is_none();
     !counted && works && complaint.allowed.ms >= view.policy.patience_cap_ms

@@ -18,6 +18,7 @@ use trial::Trial;
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
 use crate::leaders::leads;
+use crate::learned::Learned;
 use crate::learner::{Judged, Learner};
 use crate::noise::Noise;
 use crate::observation::{Ms, Observation};
@@ -97,6 +98,21 @@ impl Detector {
         self
     }
 
+    /// The same with what a detector before this one had learned of this very process: of the next one nobody knows that it serves the same
+    /// model.
+    #[must_use]
+    pub fn with_learned(mut self, learned: Learned) -> Self {
+        (self.signs.counters_live, self.signs.tokens_live) = (learned.counters_live, learned.tokens_live);
+        self.rhythm = learned.rhythm;
+        self
+    }
+
+    /// What it has learned so far.
+    pub fn learned(&self) -> Learned {
+        let Signs { counters_live, tokens_live, .. } = self.signs;
+        Learned { rhythm: self.rhythm.clone(), counters_live, tokens_live }
+    }
+
     /// Since when generation is paused, where a line of the log said so: whoever is restarted does not read it again.
     pub fn paused_at(&self) -> Option<Ms> {
         self.clock.paused_at()
@@ -159,7 +175,7 @@ impl Detector {
         self.xids.look(tick.now_ms, obs, delivered);
         self.noise.look(&tick, &sight, self.rhythm.is_warm(&self.policy), self.asked_ms);
         if sight.delivered() {
-            self.clock.delivered();
+            self.clock.delivered(sight.delivered_ms(tick.now_ms));
         }
         let works = sight.delivered() || self.signs.leaders.prefills();
         if works || sight.owed.is_none() {

@@ -196,10 +196,10 @@ impl SilenceClock {
         self.now_ms.map_or(at_ms, |now| self.counted_ms.saturating_sub(now.saturating_sub(at_ms)))
     }
 
-    /// A delivery proves that a pause is over, unless it is the tail of what was under way when the pause began.
-    pub fn delivered(&mut self) {
-        let now_ms = self.now_ms.unwrap_or(0);
-        self.paused_ms = self.paused_ms.filter(|at| now_ms.saturating_sub(*at) < PAUSE_TAIL_MS);
+    /// A delivery at this moment proves that a pause is over, unless it is the tail of what was under way when the pause began, or was before
+    /// it and is seen only now.
+    pub fn delivered(&mut self, at_ms: Ms) {
+        self.paused_ms = self.paused_ms.filter(|paused| at_ms.saturating_sub(*paused) < PAUSE_TAIL_MS);
     }
 
     /// A process that wants to run (state R) and gets less than a quarter of a core is starved by the machine: its time counts

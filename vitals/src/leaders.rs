@@ -9,6 +9,7 @@ use crate::observation::{Ms, PageObs, PagePhase};
 use crate::policy::Policy;
 use crate::prefill::{Came, PrefillSign};
 use crate::signs::{Sight, handed_on_at};
+use crate::startup::is_startup;
 use crate::verdict::StallClass;
 
 /// More data-parallel engines than one machine has GPUs for are read in part.
@@ -71,7 +72,9 @@ impl Leaders {
                 None if room => self.0.push(Leader::new(tick, page)),
                 None => continue,
             }
-            entered_at = entered_at.max(Some(tick.mark(page.phase_entered_ms)));
+            // who comes late to a start-up has not seen its phase move: it did no later than when the page was last written
+            let moved_ms = if is_startup(page.phase) { page.published_ms } else { 0 };
+            entered_at = entered_at.max(Some(tick.mark(page.phase_entered_ms.max(moved_ms))));
         }
         entered_at
     }

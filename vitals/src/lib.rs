@@ -14,6 +14,7 @@ pub mod excuse;
 pub mod exposition;
 pub mod gap;
 pub mod leaders;
+pub mod learned;
 pub mod learner;
 pub mod leavers;
 pub mod log_signs;

@@ -6,6 +6,7 @@
 use crate::deadlines::reach;
 use crate::observation::Ms;
 use crate::policy::Policy;
+use serde::{Deserialize, Serialize};
 
 const BUCKETS: usize = 80;
 /// Above this many samples every bucket is halved.
@@ -16,8 +17,9 @@ const CRAWL_GAP_MS_MIN: Ms = 2_000;
 const CRAWL_GAP_TIMES: u64 = 25;
 const CRAWL_SAMPLES_MIN: u32 = 16;
 
-/// A fading histogram of milliseconds (or of any small number), from 1 to about 45 million.
-#[derive(Debug, Clone)]
+/// A fading histogram of milliseconds (or of any small number), from 1 to about 45 million. Written as its buckets that are not empty.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<(usize, u32)>", from = "Vec<(usize, u32)>")]
 pub struct Histogram {
     counts: [u32; BUCKETS],
     total: u32,
@@ -26,6 +28,29 @@ pub struct Histogram {
 impl Default for Histogram {
     fn default() -> Self {
         Self { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+impl From<Histogram> for Vec<(usize, u32)> {
+    fn from(histogram: Histogram) -> Self {
+        histogram.counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// Whatever is written: a bucket that there is none of is left out, and no count outvotes what is seen from now on.
+impl From<Vec<(usize, u32)>> for Histogram {
+    fn from(written: Vec<(usize, u32)>) -> Self {
+        let mut histogram = Self::default();
+        for (bucket, count) in written {
+            if let Some(place) = histogram.counts.get_mut(bucket) {
+                *place = count.min(SAMPLES_MAX);
+            }
+        }
+        histogram.total = histogram.counts.iter().sum();
+        while histogram.total > SAMPLES_MAX {
+            histogram.fade();
+        }
+        histogram
     }
 }
 
@@ -93,7 +118,8 @@ const fn edges() -> [Ms; BUCKETS] {
 }
 
 /// Everything that is learned about one engine. Kept over restarts of the process; the `warm` counters begin anew (V3).
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Rhythm {
     /// Native page: milliseconds a decode step.
     pub decode_step_ms: Histogram,
@@ -122,6 +148,7 @@ pub struct Rhythm {
     /// Slow average of the requests that had begun, in thousandths.
     pub gate_usual_width_milli: u64,
     /// Counted time at which a silence last ended that was so far beyond the usual that the engine crawls, and lives.
+    #[serde(skip)]
     pub crawled_at: Option<Ms>,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
     pub first_byte_ms: Histogram,
@@ -250,6 +277,18 @@ mod tests {
         (0..1000).for_each(|_| histogram.record(1000));
         (0..6000).for_each(|_| histogram.record(10));
         assert!(histogram.quantile(950).unwrap() < 20, "the old rhythm still rules");
+    }
+
+    #[test]
+    fn what_is_written_reads_as_it_was_and_nonsense_does_no_harm() {
+        let mut rhythm = Rhythm { steps_seen: 7, prefill_before: Some((3, 4)), ..Rhythm::default() };
+        (1..900).for_each(|ms| rhythm.gap(ms, 2));
+        let text = serde_json::to_string(&rhythm).unwrap();
+        assert_eq!(serde_json::from_str::<Rhythm>(&text).unwrap(), rhythm, "{text}");
+        assert_eq!(serde_json::from_str::<Rhythm>("{}").unwrap(), Rhythm::default());
+        let nonsense: Histogram = serde_json::from_str("[[79,4294967295],[4000000,1],[3,4294967295]]").unwrap();
+        assert!(nonsense.samples() <= SAMPLES_MAX);
+        assert_eq!(nonsense.quantile(100), Some(4));
     }
 
     #[test]

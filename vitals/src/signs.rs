@@ -5,6 +5,7 @@
 
 mod rest;
 mod sight;
+mod silence;
 
 pub use self::sight::Sight;
 pub(crate) use self::sight::handed_on_at;
@@ -19,6 +20,7 @@ use crate::policy::Policy;
 use crate::ranks::Ranks;
 use crate::schedulers::Schedulers;
 use rest::RestSign;
+use silence::SilenceSign;
 
 /// So many bytes read or written within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read
 /// some hundred bytes of `/proc` at each look, for ever.
@@ -58,6 +60,7 @@ pub struct Signs {
     pub cache: CacheSign,
     pub backlog: Backlog,
     pub rest: RestSign,
+    pub silence: SilenceSign,
     /// Files that the engine said it had open when anything of its page last moved.
     fds_at_move: Option<f64>,
     /// The engine's own queue grew: its scheduler has been told of work.
@@ -133,6 +136,7 @@ impl Signs {
             self.owed_since = tick.mark(since);
         }
         self.owed_before = sight.owed.is_some();
+        self.silence.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms);
         if let Some(rested_at) = self.rest.look(tick, &sight, self.metrics_sampled_ms, &self.leaders) {
             self.owed_since = self.owed_since.max(rested_at);
         }

@@ -293,3 +293,20 @@ fn one_long_prompt_among_short_ones_is_as_long_as_it_is() {
     assert!(fenced(false).is_some_and(|ms| ms < 6_000), "{:?}", fenced(false));
     assert_eq!(fenced(true), None, "nobody has seen what one of that length takes");
 }
+
+#[test]
+fn a_successor_knows_what_is_usual_of_the_same_process() {
+    let after_a_restart = |knows: bool| {
+        let mut sim = Sim::foreign().up().busy(20_000);
+        let written = serde_json::to_string(&sim.detector.learned()).unwrap();
+        assert!(written.len() < 4_096, "{} bytes a minute", written.len());
+        sim.detector = Detector::new(Policy::default(), sim.now - 60_000);
+        if knows {
+            sim.detector = sim.detector.clone().with_learned(serde_json::from_str(&written).unwrap());
+        }
+        (0..5).for_each(|_| drop(sim.deliver_for(100)));
+        sim.silence_until(400_000, suspect).unwrap()
+    };
+    assert!(after_a_restart(true) <= 5_000);
+    assert!(after_a_restart(false) >= 100_000, "else this tells nothing");
+}

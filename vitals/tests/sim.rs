@@ -89,7 +89,7 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 13] = [
+const EVICTED_ONCE: [(&str, u64, &str); 20] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
@@ -103,6 +103,17 @@ const EVICTED_ONCE: [(&str, u64, &str); 13] = [
     ("preempt", 0x6409_0b3f_6b31_858b, "a stream that waits, preempted, behind answers that come whole"),
     ("tool", 0x93d1_4305_f286_c465, "a tool that the very first answer waits for, whose first part no scrape saw end"),
     ("grammar", 0x71a6_8a2e_1541_908f, "a compiler that nobody sees, for no process can be looked at"),
+    ("benign-mutant", 0xfa33_d89e_d169_e11e, "giant prompts of an engine whose counters move at an answer's end alone"),
+    ("benign-mutant", 0xb646_6abd_19ca_1857, "the same, some of whose answers stream"),
+    ("benign-mutant", 0x98aa_b402_b114_3cca, "four steps in seven minutes, for a loop that turns in vain"),
+    (
+        "benign-mutant",
+        0xf383_b1e5_9550_d033,
+        "a front end that had nothing to pass on yet, and answered nobody for a moment",
+    ),
+    ("dp-hard", 0x6d3a_8c65_b471_b787, "a crawl, for a rank that had diverged and that nobody could name"),
+    ("benign-mutant", 0xaf89_0f36_c637_11ba, "steps before a pause that a page told of after it"),
+    ("benign-mutant", 0x6cd1_e68a_b009_4f61, "one that passed nothing on, for no answer of its engine's streams"),
 ];
 
 #[test]
@@ -213,7 +224,9 @@ fn requests_that_wait_for_a_tool_an_argument_or_a_grammar_cost_a_fence_and_no_ev
 fn newcomers_are_engines_of_many_histories_and_of_none_that_is_named_here() {
     let engine = |kind: &str, seed| script::write(kinds::by_name(kind).unwrap(), seed).world.engine.profile.kind;
     let is_new = |kind| matches!(kind, EngineKind::Tgi | EngineKind::TensorRtLlm);
-    for (kind, seed, _) in EVICTED_ONCE.iter().chain(&PODS_JUDGED_WRONGLY).chain(&MISSED_ONCE) {
+    // mixtures were of all engines from their first day
+    let older = |row: &&(&str, u64, &str)| row.0 != "benign-mutant";
+    for (kind, seed, _) in EVICTED_ONCE.iter().chain(&PODS_JUDGED_WRONGLY).chain(&MISSED_ONCE).filter(older) {
         assert!(!is_new(engine(kind, *seed)), "{kind} {seed:#x} is another history now");
     }
     for kind in ["day", "B5", "mutant", "benign-mutant", "excused"] {

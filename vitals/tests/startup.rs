@@ -57,6 +57,22 @@ fn what_ranks_read_that_wait_for_one_another_is_no_progress() {
     assert!(fenced.is_some_and(|second| (299..=312).contains(&second)), "{fenced:?}: {:?}", sim.last);
 }
 
+#[test]
+fn who_comes_late_to_a_start_up_takes_the_page_s_last_word_for_its_last_movement() {
+    // it loads for ten minutes, and the agent is restarted: a phase that was entered long ago has moved since
+    for (written_ago, least) in [(0, 29_000), (20_000, 9_000)] {
+        let mut sim = Sim::native();
+        sim.now += 600_000;
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        (page.phase, page.phase_entered_ms, page.lease_ms) = (PagePhase::Load, now - 590_000, 30_000);
+        (page.work_done, page.published_ms) = (305, now - written_ago);
+        sim.detector = Detector::new(Policy::default(), now - 600_000);
+        let fenced = sim.silence_until(60_000, suspect).unwrap();
+        assert!((least..=least + 2_000).contains(&fenced), "{fenced}: {:?}", sim.last);
+    }
+}
+
 /// A leader and a worker in their load phases, each with a lease of ten seconds.
 fn two_ranks() -> Sim {
     let mut sim = Sim::native();

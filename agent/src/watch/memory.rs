@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use vitals::detector::Detector;
+use vitals::learned::Learned;
 use vitals::recovery::EpisodeStage;
 use vitals::verdict::Verdict;
 
@@ -38,6 +40,8 @@ pub struct Memory {
     pub paused_ms: Option<u64>,
     /// The last drain request that an engine's restart has ended.
     pub drain_ended: u64,
+    /// What is usual of this engine: without it a hang would be known after minutes (V3).
+    pub learned: Learned,
     pub boot_id: String,
     /// The fence is known from the gate alone (see [`Memory::heed`]).
     #[serde(skip)]
@@ -76,6 +80,11 @@ impl Memory {
     /// What refused clients are told until the new detector has a verdict: whose fence it is, else what they were told so far.
     pub fn words(&self, by_hand: Option<&str>) -> String {
         if by_hand.is_some() { refusal(&Verdict::Unknown, by_hand) } else { self.refusal.clone() }
+    }
+
+    /// A detector of the same process that knows what the one before it did.
+    pub fn instruct(&self, detector: Detector) -> Detector {
+        detector.with_pause(self.paused_ms).with_learned(self.learned.clone())
     }
 
     /// Was it about this process?
@@ -145,10 +154,15 @@ impl Memory {
     }
 }
 
+/// What was learned is written this often: to know a minute less costs nothing.
+const LEARNED_EVERY_MS: u64 = 60_000;
+
 /// Writes the memory when it changed, from a thread of its own.
 #[derive(Debug)]
 pub struct Keeper {
     written: Memory,
+    /// When it was last asked what was learned.
+    learned_ms: u64,
     file: KeptFile,
 }
 
@@ -156,14 +170,21 @@ impl Keeper {
     /// # Errors
     /// When the thread cannot be started.
     pub fn start(agent_dir: &Path, known: Memory) -> io::Result<Self> {
-        Ok(Self { written: known, file: KeptFile::start("memory", Memory::path(agent_dir))? })
+        Ok(Self { written: known, learned_ms: 0, file: KeptFile::start("memory", Memory::path(agent_dir))? })
     }
 
-    /// Writes what is known unless it is what was written last. Most ticks end here without a copy.
-    pub fn keep(&mut self, now: &Known<'_>) {
-        if self.written.holds(now) && !self.file.wants_it_again() {
+    /// Writes what is known unless it is what was written last. Most ticks end here without a copy, and without asking what was learned.
+    pub fn keep(&mut self, now_ms: u64, now: &Known<'_>, learned: impl FnOnce() -> Learned) {
+        // of another process nothing was learned yet, or that it is not warm
+        let due = now.engine != self.written.engine || now_ms.saturating_sub(self.learned_ms) >= LEARNED_EVERY_MS;
+        let learned = due.then(learned).filter(|learned| *learned != self.written.learned);
+        if due {
+            self.learned_ms = now_ms;
+        }
+        if self.written.holds(now) && learned.is_none() && !self.file.wants_it_again() {
             return;
         }
+        let learned = learned.unwrap_or_else(|| std::mem::take(&mut self.written.learned));
         let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, .. } = *now;
         let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
@@ -179,6 +200,7 @@ impl Keeper {
             last_unattended_ms,
             paused_ms,
             drain_ended,
+            learned,
             boot_id,
             by_gate: false,
         };
@@ -252,7 +274,8 @@ mod tests {
             paused_ms: Some(7),
             drain_ended: 0,
         };
-        keeper.keep(&known);
+        let learned = || Learned { counters_live: true, ..Learned::default() };
+        keeper.keep(1, &known, learned);
         while !keeper.file.wants_it_again() {
             assert!(begun.elapsed() < Duration::from_secs(20), "its folder is not there");
             std::thread::sleep(Duration::from_millis(5));
@@ -260,11 +283,20 @@ mod tests {
         std::fs::create_dir(&agent_dir).unwrap();
         while !std::fs::exists(Memory::path(&agent_dir)).unwrap() {
             assert!(begun.elapsed() < Duration::from_secs(20), "it is never tried again");
-            keeper.keep(&known);
+            keeper.keep(2, &known, || panic!("a moment later nothing was learned"));
             std::thread::sleep(Duration::from_millis(5));
         }
         let recalled = Memory::recall(&agent_dir);
         assert_eq!((recalled.last_serving, recalled.paused_ms), (true, Some(7)), "and known to whoever comes after");
+        assert_eq!(recalled.learned, learned());
+        let (mut later, later_ms) = (Learned { tokens_live: true, ..Learned::default() }, LEARNED_EVERY_MS + 1);
+        keeper.keep(later_ms, &known, || later.clone());
+        let settles = async || keeper.settled(Duration::from_secs(20)).await;
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(settles());
+        assert_eq!(Memory::recall(&agent_dir).learned, later, "what is usual is written each minute");
+        later = Learned::default();
+        keeper.keep(later_ms + 1, &Known { engine: Some((3, 4)), ..known }, || later.clone());
+        assert_eq!(keeper.written.learned, later, "and at once of another process");
     }
 
     #[tokio::test]

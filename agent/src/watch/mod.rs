@@ -154,7 +154,7 @@ impl Watch {
         let stdout = |line: Vec<u8>| _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {
-            detector: detector.with_pause(memory.paused_ms.filter(|_| same)),
+            detector: if same { memory.instruct(detector) } else { detector },
             outcome: Outcome::default(),
             seen: Observation::default(),
             pace: PaceKeeper::default(),
@@ -324,9 +324,8 @@ impl Watch {
     }
 
     fn recovery_input<'a>(&self, outcome: &'a Outcome) -> RecoveryInput<'a> {
-        let heard = self.publisher.heard();
+        let (heard, open) = (self.publisher.heard(), self.acts.incidents.open());
         let lives = self.acts.killed.is_left() || self.follow.engine_lives();
-        let open = self.acts.incidents.open();
         RecoveryInput {
             outcome,
             evidence_done: open.is_some_and(|open| open.evidence_at.is_some()),

@@ -72,7 +72,7 @@ impl Watch {
         let held = self.hold.as_ref().and_then(|hold| hold.fit(&outcome.verdict));
         self.fit = held.unwrap_or_else(|| fitness(&outcome.verdict, self.fit));
         let ready = readiness(self.fit, fenced, aside);
-        self.remember(proven);
+        self.remember(now_ms, proven);
         if ready && !self.publisher.said_ready() {
             // a successor that knew less would take the word back
             self.keeper.settled(MEMORY_WAIT_MAX).await;
@@ -97,8 +97,8 @@ impl Watch {
         self.publisher.publish(&news, &self.metrics);
     }
 
-    fn remember(&mut self, proven: bool) {
-        self.keeper.keep(&Known {
+    fn remember(&mut self, now_ms: u64, proven: bool) {
+        let known = Known {
             engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
             fit: self.fit,
             proven,
@@ -109,7 +109,8 @@ impl Watch {
             last_unattended_ms: self.recovery.last_unattended_ms(),
             paused_ms: self.detector.paused_at(),
             drain_ended: self.drain_ended,
-        });
+        };
+        self.keeper.keep(now_ms, &known, || self.detector.learned());
     }
 
     /// How far the writing is of what a successor shall know.

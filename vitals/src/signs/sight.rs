@@ -18,7 +18,7 @@ pub struct Sight<'a> {
     pub ras: Option<&'a RasObs>,
     pub frontend: Option<&'a FrontendObs>,
     /// For how long the front end has not answered, in counted time; `None` while it does, or where nothing is known of it now.
-    pub(super) frontend_silent_ms: Option<Ms>,
+    pub(crate) frontend_silent_ms: Option<Ms>,
     /// Requests that the pages say are owed.
     pub page_owed: u32,
     pub owed: Option<Owed>,
@@ -99,6 +99,15 @@ impl Sight<'_> {
     /// Is there no source at all (I4: a blind agent says Unknown)?
     pub fn blind(&self) -> bool {
         self.gate.is_none() && self.page.is_none() && self.metrics.is_none() && self.proc.is_none()
+    }
+
+    /// When what was delivered since the last look came, for sure, on the caller's clock: a page or a scrape that was missing for a while tells
+    /// of what came meanwhile.
+    pub fn delivered_ms(&self, now_ms: Ms) -> Ms {
+        let gate = self.gate.filter(|_| self.gate_delivered).map(|gate| gate.last_delivery_ms.unwrap_or(now_ms));
+        let page = self.pages.iter().filter(|_| self.page_delivered).map(|page| page.published_ms).max();
+        let metrics = self.metrics_delivered.then_some(self.metrics_since_ms);
+        gate.max(page).max(metrics).unwrap_or(now_ms).min(now_ms)
     }
 
     /// Is the front end known to be silent for this long?

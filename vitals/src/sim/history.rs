@@ -10,6 +10,7 @@ use super::script::{self, START};
 use super::shows;
 use super::world::{Act, World};
 use crate::detector::{Detector, Policy};
+use crate::learned::Learned;
 use crate::observation::{Ms, Observation};
 use crate::verdict::{Action, Outcome, Verdict};
 
@@ -26,6 +27,8 @@ pub enum Ticks {
 const FINE: Us = 100 * MS;
 const STEADY: Us = SECOND;
 const IDLE: Us = 10 * SECOND;
+/// What was learned goes into the agent's memory this often (`agent/src/watch/memory.rs`).
+const LEARNED_EVERY: Us = 60 * SECOND;
 /// An agent calls this much lateness a gap (`agent/src/watch`).
 const GAP: Us = 150 * MS;
 
@@ -79,6 +82,8 @@ pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts 
         ticks: spec.ticks,
         last: START,
         due: FINE,
+        learned: Learned::default(),
+        learned_at: START,
     };
     let ends = plot.ends.min(START.saturating_add(spec.most));
     while run.world.now < ends && !run.checker.is_over() {
@@ -101,6 +106,9 @@ struct Run {
     /// When the last tick was, and when the next is due after it.
     last: Us,
     due: Us,
+    /// What the detector had learned when its memory was last written, and when that was.
+    learned: Learned,
+    learned_at: Us,
 }
 
 impl Run {
@@ -130,8 +138,13 @@ impl Run {
         self.agent.obs.agent_gap_ms = if late < GAP { 0 } else { late / MS };
         self.last = now;
         if std::mem::take(&mut self.world.agent_restarted) {
-            let paused_at = self.detector.paused_at(); // it is in its memory
-            self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS).with_pause(paused_at);
+            // what is in its memory
+            let paused_at = self.detector.paused_at();
+            let same = self.world.env.born <= self.learned_at;
+            let learned = if same { self.learned.clone() } else { Learned::default() };
+            self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS)
+                .with_pause(paused_at)
+                .with_learned(learned);
             self.outcome = Outcome::default();
         }
         shows::observe(&self.world, &mut self.agent);
@@ -140,6 +153,9 @@ impl Run {
         }
         let obs = if self.pod.is_alone() { &self.agent.obs } else { &self.pod.obs };
         self.detector.step_into(now / MS, obs, &mut self.outcome);
+        if now.saturating_sub(self.learned_at) >= LEARNED_EVERY {
+            (self.learned, self.learned_at) = (self.detector.learned(), now);
+        }
         self.checker.tick(&self.world, &self.outcome);
         watcher.tick(now / MS, obs, &self.outcome, &self.checker);
         if self.outcome.fenced {

@@ -47,7 +47,7 @@ pub struct Env {
     pub slowed: Us,
     /// What excuses any silence of a hang's history ends then.
     pub excused_until: Us,
-    /// How often the agent has begun anew, with nothing remembered.
+    /// How often the agent has begun anew.
     pub agent_restarts: u64,
     /// Log lines to come: when, and which signature.
     pub log: Vec<(Us, &'static str)>,
@@ -220,7 +220,7 @@ impl World {
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Swap(span) => {
-                env.slowed = stop(env, span) + ENV_GRACE;
+                env.slowed = env.slowed.max(stop(env, span) + ENV_GRACE);
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Sleep(span) => {

@@ -1,0 +1,42 @@
+//! What the engine did while no byte came: tokens that its loop made and its front end has not passed on, and steps that it counted.
+
+use super::Sight;
+use crate::excuse::Tick;
+use crate::observation::Ms;
+
+/// Since something was last delivered, or work began to be owed.
+#[derive(Debug, Clone, Default)]
+pub struct SilenceSign {
+    /// Counted time at which a page first told of tokens that no byte has followed.
+    made_at: Option<Ms>,
+    /// The count of steps at the first scrape in it, and by how much the last one was beyond.
+    steps_first: Option<f64>,
+    steps: Option<f64>,
+}
+
+impl SilenceSign {
+    /// Takes one tick in; `scraped`: its figures are of a new page.
+    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, scraped: bool) {
+        let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
+        if heard || sight.owed.is_none() {
+            *self = Self::default();
+            return;
+        }
+        if sight.page_delivered {
+            self.made_at.get_or_insert(tick.counted_ms);
+        }
+        if let Some(steps) = sight.metrics.and_then(|metrics| metrics.iterations).filter(|_| scraped) {
+            self.steps = Some(steps - *self.steps_first.get_or_insert(steps));
+        }
+    }
+
+    /// Since when tokens are made of which no byte tells; `None` where the loop has none to pass on.
+    pub fn made_at(&self) -> Option<Ms> {
+        self.made_at
+    }
+
+    /// Fewer steps than this were seen to end in it; false where nobody counts them.
+    pub fn steps_below(&self, least: u64) -> bool {
+        self.steps.is_some_and(|steps| steps < least as f64)
+    }
+}
