@@ -122,6 +122,8 @@ pub struct RecoveryInput<'a> {
     pub operator_answered_ms: Option<Ms>,
     /// Changes when the engine is another process (pid and start time, hashed or counted); `None` while there is none.
     pub process: Option<u64>,
+    /// The kill that was asked for last was held back: the process was a guess, and no engine.
+    pub spared: bool,
     /// The replica was asked to leave and owes nothing any more: that its engine ends then is no death.
     pub leaves: bool,
 }
@@ -246,6 +248,9 @@ impl Recovery {
         if open.process.is_none() && open.stage < EpisodeStage::Restarting {
             // whoever opened the episode did not know the process yet
             open.process = input.process;
+        }
+        if open.stage == EpisodeStage::Killed && input.spared {
+            open.stage = EpisodeStage::Granted;
         }
         let killed = open.stage == EpisodeStage::Killed && input.process.is_none() && open.process.is_some();
         let gone = killed

@@ -53,6 +53,7 @@ struct World {
     granted: bool,
     answered: Option<Ms>,
     leaves: bool,
+    spared: bool,
 }
 
 impl World {
@@ -65,6 +66,7 @@ impl World {
             granted: false,
             answered: None,
             leaves: false,
+            spared: false,
         }
     }
 
@@ -74,6 +76,7 @@ impl World {
         self.recovery.step(
             self.now,
             &RecoveryInput {
+                spared: self.spared,
                 outcome: &outcome,
                 evidence_done: self.evidence,
                 granted: self.granted,
@@ -87,6 +90,22 @@ impl World {
 
 fn stall() -> Verdict {
     Verdict::Stalled(StallClass::StepStalled)
+}
+
+#[test]
+fn a_grant_for_what_proved_to_be_no_engine_is_given_back() {
+    for (process, verdict) in [(None, Verdict::Starting), (Some(1), Verdict::Progressing)] {
+        let mut world = World::new(RecoveryPolicy::default());
+        (world.evidence, world.granted) = (true, true);
+        let killed = |out: &RecoveryOutput| out.effects.contains(&Effect::Kill);
+        let out = (0..9).map(|_| world.see(100, stall())).find(killed).unwrap();
+        assert_eq!(out.stage, Some(EpisodeStage::Killed));
+        world.spared = true;
+        let again = world.see(100, stall());
+        assert!(again.stage == Some(EpisodeStage::Killed) && killed(&again), "it stalls: it is looked at again");
+        world.process = process;
+        assert_eq!(world.see(100, verdict).stage, Some(EpisodeStage::Cleared));
+    }
 }
 
 #[test]

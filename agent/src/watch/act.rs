@@ -10,7 +10,7 @@ use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
-use super::follow::Program;
+use super::follow::{Follow, Program};
 use super::killed::Killed;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
@@ -43,8 +43,8 @@ enum News {
         pids: Vec<i32>,
         at: String,
     },
-    /// No signal was sent to it.
-    Spared { guess: EngineProcess },
+    /// No signal was sent to it, or none could be; `sure`: it is no engine.
+    Spared { guess: EngineProcess, sure: bool },
 }
 
 /// What a tick knows when it acts.
@@ -98,7 +98,7 @@ impl Acts {
     }
 
     /// Books what tasks have done since the last tick.
-    pub fn take_news(&mut self, metrics: &Metrics) {
+    pub fn take_news(&mut self, metrics: &Metrics, follow: &mut Follow) {
         while let Ok(news) = self.news.try_recv() {
             match news {
                 News::Captured { episode, captured } => {
@@ -118,7 +118,12 @@ impl Acts {
                         self.summary = Some((episode, captured.summary));
                     }
                 }
-                News::Spared { guess } => self.killed.was_spared(&guess),
+                News::Spared { guess, sure } => {
+                    self.killed.was_spared(&guess);
+                    if sure {
+                        follow.disown(guess);
+                    }
+                }
                 News::Killed { episode, lost, engine, members, pids, at } => {
                     self.killed.reached(&engine, members);
                     if pids.is_empty() {
@@ -281,9 +286,15 @@ impl Job {
         let another = found.named && found.process != self.engine;
         another || (self.never_served && !found.named && !found.hides && found.process == self.engine)
     }
+
+    /// It is another user's, whom this agent may signal as little as look at, and rests on its age alone: a sidecar perhaps. That a process
+    /// of which nobody knows that it is the engine cannot be ended is no reason to give a node up (I5).
+    fn is_out_of_reach(&self, members: &[EngineProcess], reached: &[i32]) -> bool {
+        self.doubt.is_some() && self.never_served && reached.is_empty() && !members.is_empty()
+    }
 }
 
-async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, tell: mpsc::UnboundedSender<News>) {
+async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, tell: mpsc::UnboundedSender<News>) {
     if let Some(page_dir) = job.doubt.clone() {
         // An engine that hangs may not be searchable; then there is nothing to better the guess.
         let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
@@ -291,12 +302,12 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
         if let Some(found) = found.filter(|found| job.is_no_engine(found)) {
             let engine = found.named.then_some(found.process);
             tracing::error!(guess = ?job.engine, ?engine, "the guess was not the engine; it is spared");
-            let _ = tell.send(News::Spared { guess: job.engine });
+            let _ = tell.send(News::Spared { guess: job.engine, sure: true });
             return;
         }
     }
     if let Some(path) = message_path {
-        let (engine, summary) = (job.engine.clone(), job.summary);
+        let (engine, summary) = (job.engine.clone(), std::mem::take(&mut job.summary));
         let write = tokio::task::spawn_blocking(move || write_termination_message(&engine, &path, &summary));
         match tokio::time::timeout(MESSAGE_MAX, write).await {
             Ok(Ok(Ok(()))) => {}
@@ -314,6 +325,11 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
     }
     let engine = job.engine.clone();
     let (members, pids) = tokio::task::spawn_blocking(move || kill_members(&engine)).await.unwrap_or_default();
+    if job.is_out_of_reach(&members, &pids) {
+        tracing::error!(guess = ?job.engine, "the oldest process of the pod has not served, and is another user's: if it is the engine, it and the agent must run as one user");
+        let _ = tell.send(News::Spared { guess: job.engine, sure: false });
+        return;
+    }
     let (episode, lost, engine, at) = (job.episode, job.lost, job.engine, crate::files::wall_clock());
     let _ = tell.send(News::Killed { episode, lost, engine, members, pids, at });
 }

@@ -1,6 +1,7 @@
 //! Who is killed and who is spared, what a kill waits for, and what it leaves to be read where the detector that took the evidence is gone.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 
 use clap::Parser;
 use nix::sys::signal::Signal;
@@ -72,6 +73,33 @@ fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
     }
 }
 
+/// A sidecar of another user, whose environment and whose signals are its own affair.
+#[tokio::test]
+async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared_and_stays_the_guess() {
+    let process = |pid| EngineProcess { pid, start_ticks: 1 };
+    for (never_served, doubt, reached, spared) in [
+        (true, true, vec![], true),
+        (false, true, vec![], false),
+        (true, false, vec![], false),
+        (true, true, vec![7], false),
+    ] {
+        let (episode, doubt) = ("a".to_owned(), doubt.then(PathBuf::new));
+        let job = Job { engine: process(7), episode, lost: 0, summary: String::new(), doubt, never_served };
+        assert_eq!(job.is_out_of_reach(&[process(7)], &reached), spared, "{never_served} {reached:?}");
+        assert!(!job.is_out_of_reach(&[], &[]), "it has ended");
+    }
+    let me = EngineProcess::of(std::process::id().cast_signed()).unwrap();
+    let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()));
+    let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
+    for (sure, engine) in [(false, Some(me.clone())), (true, None)] {
+        acts.killed.begins(&me, 1);
+        acts.tell.send(News::Spared { guess: me.clone(), sure }).unwrap();
+        acts.take_news(&metrics, &mut follow);
+        assert!(acts.killed.is_spared());
+        assert_eq!(follow.stay(1), engine);
+    }
+}
+
 #[tokio::test]
 async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
     let dir = tempfile::tempdir().unwrap();
@@ -114,12 +142,13 @@ async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
         is_guess: false,
     };
     let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
+    let mut follow = Follow::new(None, dir.path(), None);
     acts.incidents.begin("host-7-9", 1, "StepStalled", "t0");
     acts.capture(&scene, &mut sources);
     let gathered = async {
         while acts.incidents.open().unwrap().evidence_at.is_none() {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            acts.take_news(&metrics);
+            acts.take_news(&metrics, &mut follow);
         }
     };
     tokio::time::timeout(SOON, gathered).await.expect("a disk is waited for");
@@ -132,7 +161,7 @@ async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
     let written = async {
         while acts.summary.as_ref().unwrap().1.contains("if the disk takes it") {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            acts.take_news(&metrics);
+            acts.take_news(&metrics, &mut follow);
         }
     };
     tokio::time::timeout(SOON, written).await.expect("what became of it is heard");

@@ -59,6 +59,11 @@ impl Killed {
         self.last.iter_mut().filter(|kill| kill.engine == *guess).for_each(|kill| kill.spared = true);
     }
 
+    /// Was nobody killed the last time that somebody was to be?
+    pub fn is_spared(&self) -> bool {
+        self.last.as_ref().is_some_and(|kill| kill.spared)
+    }
+
     /// Its kill was sent, to these of the engine.
     pub fn reached(&mut self, engine: &EngineProcess, members: Vec<EngineProcess>) {
         let Some(kill) = self.last.as_mut().filter(|kill| kill.engine == *engine) else { return };
