@@ -36,9 +36,8 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
             (long_ms, "this engine counts whole answers, and nothing tells more")
         }
-        StallClass::Livelock | StallClass::DecodeStalled
-            if view.signs.silence.steps_below(view.policy.livelock_steps) =>
-        {
+        // (a page shows how quick its steps are; and some engines count those alone that hand something out, of which there are none)
+        StallClass::Livelock | StallClass::DecodeStalled if few_steps(view) => {
             (long_ms, "few steps have ended since, as where each is slow")
         }
         // figures move at the end of each step, of one that crawled as well
@@ -57,6 +56,12 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         true => (least_ms.max(patience_ms), CRAWLED),
         false => (least_ms, why),
     })
+}
+
+/// Has it counted steps since it last delivered, and fewer than make a loop of them?
+fn few_steps(view: &View<'_>) -> bool {
+    let steps = view.signs.silence.steps().filter(|_| view.sight.page.is_none() && view.sight.metrics.is_some());
+    steps.is_some_and(|steps| (1.0..view.policy.livelock_steps as f64).contains(&steps))
 }
 
 /// Are these all ranks of the one data-parallel engine that is accused? Then it is no rank that diverged from its peers.

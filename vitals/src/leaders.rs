@@ -246,7 +246,8 @@ impl Leader {
     }
 
     fn is_idle(&self) -> bool {
-        self.page.phase == PagePhase::Idle && self.page.owed() == 0
+        // (one that drains rests as well where nothing is left to do)
+        matches!(self.page.phase, PagePhase::Idle | PagePhase::Drain) && self.page.owed() == 0
     }
 }
 

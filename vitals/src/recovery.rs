@@ -122,8 +122,8 @@ pub struct RecoveryInput<'a> {
     pub operator_answered_ms: Option<Ms>,
     /// Changes when the engine is another process (pid and start time, hashed or counted); `None` while there is none.
     pub process: Option<u64>,
-    /// The kill that was asked for last was held back: the process was a guess, and no engine.
-    pub spared: bool,
+    /// The process whose kill was held back, of the last that was asked for: it was a guess, and may be no engine.
+    pub spared: Option<u64>,
     /// The replica was asked to leave and owes nothing any more: that its engine ends then is no death.
     pub leaves: bool,
 }
@@ -232,7 +232,12 @@ impl Recovery {
     }
 
     fn open_episode(&mut self, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        let is_spared = input.spared.is_some() && input.spared == input.process;
         let (stage, class, process) = match &input.outcome.verdict {
+            // it has not served: until it does nothing is asked for it
+            Verdict::Suspect(class) | Verdict::Stalled(class) if is_spared && *class == StallClass::StartupStalled => {
+                return;
+            }
             Verdict::Suspect(class) => (EpisodeStage::Suspect, class.name(), input.process),
             Verdict::Stalled(class) => (EpisodeStage::Suspect, class.name(), input.process),
             Verdict::Dead if input.leaves => return,
@@ -249,8 +254,11 @@ impl Recovery {
             // whoever opened the episode did not know the process yet
             open.process = input.process;
         }
-        if open.stage == EpisodeStage::Killed && input.spared {
-            open.stage = EpisodeStage::Granted;
+        if open.stage == EpisodeStage::Killed && input.spared.is_some() && input.spared == open.process {
+            // nobody was killed: what the grant was for may be no engine, and whoever gave it has it back
+            self.unattended_ms.take_if(|_| open.granted_by == Some(GrantedBy::Itself));
+            open.stage = EpisodeStage::Cleared;
+            return;
         }
         let killed = open.stage == EpisodeStage::Killed && input.process.is_none() && open.process.is_some();
         let gone = killed

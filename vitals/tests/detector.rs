@@ -160,43 +160,6 @@ fn a_silent_front_end_over_an_idle_loop_is_a_frontend_stall() {
     assert_eq!(class(&sim), "FrontendStalled");
 }
 
-/// A silent front end over a native loop that was prefilling for 30 s, beside streams or answers that come whole, and when that is fenced.
-fn silent_front_over_a_loop(makes_tokens: bool, whole: bool) -> Option<u64> {
-    let mut sim = Sim::native().up().busy(5_000);
-    let now = sim.now;
-    if whole {
-        let gate = sim.gate.as_mut().unwrap();
-        (gate.unstreamed, gate.awaiting_first_byte) = (Some(gate.in_flight), gate.in_flight);
-    }
-    let front = sim.frontend.as_mut().unwrap();
-    (front.answers, front.silent_since_ms) = (false, Some(now));
-    (0..300).find_map(|tick| {
-        let at = sim.now + 100;
-        let page = sim.page.as_mut().unwrap();
-        page.steps_completed += 1;
-        (page.step_started_ms, page.published_ms) = (Some(at), at);
-        if makes_tokens {
-            page.tokens_delivered += 1;
-        } else {
-            (page.phase, page.phase_tokens, page.prompt_tokens_owed) = (PagePhase::Prefill, 100, 100_000 - tick * 100);
-        }
-        let front = sim.frontend.as_mut().unwrap();
-        if whole && tick % 40 == 39 {
-            // a busy event loop answers now and then
-            front.silent_since_ms = Some(at);
-        }
-        suspect(&sim.tick(100).verdict).then_some(tick * 100)
-    })
-}
-
-#[test]
-fn a_front_end_is_accused_of_what_its_loop_has_made_and_of_nothing_else() {
-    let fenced = silent_front_over_a_loop(true, false).unwrap();
-    assert!(fenced <= 10_000, "{fenced}");
-    assert_eq!(silent_front_over_a_loop(false, false), None, "a loop in prefill has made nothing");
-    assert_eq!(silent_front_over_a_loop(true, true), None, "an answer that comes whole is not due before its end");
-}
-
 #[test]
 fn start_up_that_stands_still_past_its_lease_is_a_startup_stall_and_one_that_moves_is_not() {
     let mut sim = Sim::native();
@@ -331,23 +294,6 @@ fn a_pause_announced_in_the_log_excuses_until_it_is_resumed() {
     obs.log = hit("http-resumed", sim.now);
     sim.detector.step(sim.now, &obs);
     assert!(sim.silence_until(20_000, suspect).is_some());
-}
-
-#[test]
-fn what_was_delivered_before_a_pause_and_is_seen_only_afterwards_does_not_end_it() {
-    let mut sim = Sim::foreign().up().busy(10_000);
-    let mut metrics = sim.metrics.take().unwrap();
-    sim.silence_until(1_000, suspect);
-    let mut obs = sim.observation();
-    obs.log = vec![LogHit { signature: "vllm-paused".into(), at_ms: sim.now, line: String::new() }];
-    assert_eq!(sim.detector.step(sim.now, &obs).verdict, Verdict::Sleeping);
-    assert_eq!(sim.silence_until(30_000, suspect), None);
-    // a scrape that was missing for a while
-    metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 10.0);
-    metrics.progress_digest += 1;
-    sim.metrics = Some(metrics);
-    assert_eq!(sim.tick(1_000).verdict, Verdict::Sleeping);
-    assert_eq!(sim.silence_until(60_000, suspect), None, "{:?}", sim.last);
 }
 
 #[test]

@@ -53,7 +53,7 @@ struct World {
     granted: bool,
     answered: Option<Ms>,
     leaves: bool,
-    spared: bool,
+    spared: Option<u64>,
 }
 
 impl World {
@@ -66,7 +66,7 @@ impl World {
             granted: false,
             answered: None,
             leaves: false,
-            spared: false,
+            spared: None,
         }
     }
 
@@ -94,17 +94,19 @@ fn stall() -> Verdict {
 
 #[test]
 fn a_grant_for_what_proved_to_be_no_engine_is_given_back() {
-    for (process, verdict) in [(None, Verdict::Starting), (Some(1), Verdict::Progressing)] {
-        let mut world = World::new(RecoveryPolicy::default());
-        (world.evidence, world.granted) = (true, true);
+    let starting = || Verdict::Stalled(StallClass::StartupStalled);
+    for (process, verdict) in [(None, Verdict::Starting), (Some(1), starting()), (Some(2), Verdict::Starting)] {
+        let mut world = World::new(RecoveryPolicy { unattended_after_ms: Some(100), ..RecoveryPolicy::default() });
+        world.evidence = true;
         let killed = |out: &RecoveryOutput| out.effects.contains(&Effect::Kill);
-        let out = (0..9).map(|_| world.see(100, stall())).find(killed).unwrap();
+        let out = (0..9).map(|_| world.see(100, starting())).find(killed).unwrap();
         assert_eq!(out.stage, Some(EpisodeStage::Killed));
-        world.spared = true;
-        let again = world.see(100, stall());
-        assert!(again.stage == Some(EpisodeStage::Killed) && killed(&again), "it stalls: it is looked at again");
-        world.process = process;
-        assert_eq!(world.see(100, verdict).stage, Some(EpisodeStage::Cleared));
+        (world.spared, world.process) = (Some(1), process);
+        assert_eq!(world.see(100, verdict.clone()).stage, Some(EpisodeStage::Cleared), "{process:?}");
+        assert_eq!(world.see(100, verdict).stage, None, "nothing is asked for it any more");
+        // one that has served and hangs is an engine, or its successor; and nothing was spent
+        world.process = process.or(Some(3));
+        assert!((0..9).any(|_| killed(&world.see(100, stall()))), "{process:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
-use super::follow::{Follow, Program};
+use super::follow::Program;
 use super::killed::Killed;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
@@ -43,8 +43,8 @@ enum News {
         pids: Vec<i32>,
         at: String,
     },
-    /// No signal was sent to it, or none could be; `sure`: it is no engine.
-    Spared { guess: EngineProcess, sure: bool },
+    /// No signal was sent to it, or none could be.
+    Spared { guess: EngineProcess },
 }
 
 /// What a tick knows when it acts.
@@ -98,7 +98,7 @@ impl Acts {
     }
 
     /// Books what tasks have done since the last tick.
-    pub fn take_news(&mut self, metrics: &Metrics, follow: &mut Follow) {
+    pub fn take_news(&mut self, metrics: &Metrics) {
         while let Ok(news) = self.news.try_recv() {
             match news {
                 News::Captured { episode, captured } => {
@@ -118,12 +118,7 @@ impl Acts {
                         self.summary = Some((episode, captured.summary));
                     }
                 }
-                News::Spared { guess, sure } => {
-                    self.killed.was_spared(&guess);
-                    if sure {
-                        follow.disown(guess);
-                    }
-                }
+                News::Spared { guess } => self.killed.was_spared(&guess),
                 News::Killed { episode, lost, engine, members, pids, at } => {
                     self.killed.reached(&engine, members);
                     if pids.is_empty() {
@@ -302,7 +297,7 @@ async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>
         if let Some(found) = found.filter(|found| job.is_no_engine(found)) {
             let engine = found.named.then_some(found.process);
             tracing::error!(guess = ?job.engine, ?engine, "the guess was not the engine; it is spared");
-            let _ = tell.send(News::Spared { guess: job.engine, sure: true });
+            let _ = tell.send(News::Spared { guess: job.engine });
             return;
         }
     }
@@ -327,7 +322,7 @@ async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>
     let (members, pids) = tokio::task::spawn_blocking(move || kill_members(&engine)).await.unwrap_or_default();
     if job.is_out_of_reach(&members, &pids) {
         tracing::error!(guess = ?job.engine, "the oldest process of the pod has not served, and is another user's: if it is the engine, it and the agent must run as one user");
-        let _ = tell.send(News::Spared { guess: job.engine, sure: false });
+        let _ = tell.send(News::Spared { guess: job.engine });
         return;
     }
     let (episode, lost, engine, at) = (job.episode, job.lost, job.engine, crate::files::wall_clock());

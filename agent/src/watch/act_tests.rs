@@ -1,7 +1,6 @@
 //! Who is killed and who is spared, what a kill waits for, and what it leaves to be read where the detector that took the evidence is gone.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 
 use clap::Parser;
 use nix::sys::signal::Signal;
@@ -75,7 +74,7 @@ fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
 
 /// A sidecar of another user, whose environment and whose signals are its own affair.
 #[tokio::test]
-async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared_and_stays_the_guess() {
+async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared() {
     let process = |pid| EngineProcess { pid, start_ticks: 1 };
     for (never_served, doubt, reached, spared) in [
         (true, true, vec![], true),
@@ -88,16 +87,13 @@ async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared_and_stays_the_gu
         assert_eq!(job.is_out_of_reach(&[process(7)], &reached), spared, "{never_served} {reached:?}");
         assert!(!job.is_out_of_reach(&[], &[]), "it has ended");
     }
-    let me = EngineProcess::of(std::process::id().cast_signed()).unwrap();
-    let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()));
     let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
-    for (sure, engine) in [(false, Some(me.clone())), (true, None)] {
-        acts.killed.begins(&me, 1);
-        acts.tell.send(News::Spared { guess: me.clone(), sure }).unwrap();
-        acts.take_news(&metrics, &mut follow);
-        assert!(acts.killed.is_spared());
-        assert_eq!(follow.stay(1), engine);
-    }
+    acts.killed.begins(&process(7), 1);
+    acts.tell.send(News::Spared { guess: process(7) }).unwrap();
+    acts.take_news(&metrics);
+    assert_eq!(acts.killed.spared(), Some(&process(7)));
+    acts.killed.begins(&process(8), 2);
+    assert_eq!(acts.killed.spared(), None);
 }
 
 #[tokio::test]
@@ -142,13 +138,12 @@ async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
         is_guess: false,
     };
     let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
-    let mut follow = Follow::new(None, dir.path(), None);
     acts.incidents.begin("host-7-9", 1, "StepStalled", "t0");
     acts.capture(&scene, &mut sources);
     let gathered = async {
         while acts.incidents.open().unwrap().evidence_at.is_none() {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            acts.take_news(&metrics, &mut follow);
+            acts.take_news(&metrics);
         }
     };
     tokio::time::timeout(SOON, gathered).await.expect("a disk is waited for");
@@ -161,7 +156,7 @@ async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
     let written = async {
         while acts.summary.as_ref().unwrap().1.contains("if the disk takes it") {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            acts.take_news(&metrics, &mut follow);
+            acts.take_news(&metrics);
         }
     };
     tokio::time::timeout(SOON, written).await.expect("what became of it is heard");

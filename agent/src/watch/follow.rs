@@ -45,8 +45,6 @@ pub struct Follow {
     sure: bool,
     /// This pod's engine names the page directory: whoever does not is no engine, even while the engine's container restarts.
     named_before: bool,
-    /// This one is none, whatever its age.
-    disowned: Option<EngineProcess>,
     nonce: Option<u64>,
     file: Aside<Option<(Mark, EngineFile)>>,
     file_seen: Option<Mark>,
@@ -72,7 +70,6 @@ impl Follow {
             page_dir: page_dir.to_owned(),
             sure: false,
             named_before: false,
-            disowned: None,
             nonce: None,
             file: Aside::default(),
             file_seen: None,
@@ -122,12 +119,6 @@ impl Follow {
         }
         self.ended = !self.lives_now();
         self.engine.clone()
-    }
-
-    /// It was taken for the engine, and is none: until another one is found there is no engine.
-    pub fn disown(&mut self, guess: EngineProcess) {
-        self.engine.take_if(|engine| *engine == guess);
-        self.disowned = Some(guess);
     }
 
     /// Did the engine live at the last look? An end that is heard after it ends the wait for the next.
@@ -190,8 +181,7 @@ impl Follow {
     }
 
     fn search(&mut self, now_ms: u64) {
-        let disowned = |found: &Found| !found.named && self.disowned.as_ref() == Some(&found.process);
-        if let Some(found) = self.search.take().flatten().filter(|found| !disowned(found)) {
+        if let Some(found) = self.search.take().flatten() {
             let living = self.lives_now();
             if takes_over(found.named, living, self.named_before) {
                 if self.engine.as_ref() != Some(&found.process) {

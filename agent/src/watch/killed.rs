@@ -59,9 +59,9 @@ impl Killed {
         self.last.iter_mut().filter(|kill| kill.engine == *guess).for_each(|kill| kill.spared = true);
     }
 
-    /// Was nobody killed the last time that somebody was to be?
-    pub fn is_spared(&self) -> bool {
-        self.last.as_ref().is_some_and(|kill| kill.spared)
+    /// Who was spared, the last time that somebody was to be killed.
+    pub fn spared(&self) -> Option<&EngineProcess> {
+        self.last.as_ref().filter(|kill| kill.spared).map(|kill| &kill.engine)
     }
 
     /// Its kill was sent, to these of the engine.

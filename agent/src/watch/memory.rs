@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use vitals::detector::Detector;
 use vitals::learned::Learned;
 use vitals::recovery::EpisodeStage;
@@ -41,11 +41,18 @@ pub struct Memory {
     /// The last drain request that an engine's restart has ended.
     pub drain_ended: u64,
     /// What is usual of this engine: without it a hang would be known after minutes (V3).
+    #[serde(deserialize_with = "whole_or_nothing")]
     pub learned: Learned,
     pub boot_id: String,
     /// The fence is known from the gate alone (see [`Memory::heed`]).
     #[serde(skip)]
     pub by_gate: bool,
+}
+
+/// What an agent of another version learned may read otherwise: it is lost then, and never the fence or the grant beside it.
+fn whole_or_nothing<'de, D: Deserializer<'de>>(from: D) -> Result<Learned, D::Error> {
+    let written = serde_json::Value::deserialize(from)?;
+    Ok(serde_json::from_value(written).unwrap_or_default())
 }
 
 impl Memory {
@@ -321,6 +328,10 @@ mod tests {
         memory.incidents.begin("a-1-1", 1, "Livelock", "t");
         crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
         assert_eq!(Memory::recall(dir.path()), memory);
+        let mut newer = serde_json::to_value(&memory).unwrap();
+        newer["learned"] = serde_json::json!({"rhythm": {"decode_step_ms": "of another shape"}});
+        crate::files::write_json(&Memory::path(dir.path()), &newer).unwrap();
+        assert_eq!(Memory::recall(dir.path()), memory, "all but what was learned");
         memory.boot_id = "another".into();
         crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
         let recalled = Memory::recall(dir.path());

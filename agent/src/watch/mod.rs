@@ -222,7 +222,7 @@ impl Watch {
         self.detector.step_into(now_ms, &obs, &mut outcome);
         self.due_in = Duration::from_millis(outcome.check_again_in_ms.min(self.config.policy.tick_ms).max(10));
         self.hold.take_if(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
-        self.acts.take_news(&self.metrics, &mut self.follow);
+        self.acts.take_news(&self.metrics);
         self.heed(now_ms);
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
         self.set_fence(now_ms, &outcome, &recovery).await;
@@ -335,7 +335,7 @@ impl Watch {
                 .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
                 .map(|(_, at)| at),
             process: self.engine.as_ref().filter(|_| lives).map(process_key),
-            spared: self.acts.killed.is_spared(),
+            spared: self.acts.killed.spared().map(process_key),
             leaves: self.control.leaving && (self.drain.borrow().ends || self.gate.owes_nothing()),
         }
     }

@@ -1,5 +1,6 @@
-//! The front end's copy of the last beat: a sequence lock of atomics. The engine thread never waits for a reader, and a
-//! reader gives up after a bounded number of tries (as H7 has it for the page).
+//! The front end's copy of the last beat: two places, each under a sequence lock of atomics. The engine thread never waits for a reader, and a
+//! reader gives up after a bounded number of tries (as H7 has it for the page). A writer that loses its core in the middle of a store holds
+//! the place that nobody reads: `/health` must not call a loop stalled for that.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -18,6 +19,13 @@ pub struct View {
 /// One writer, any number of readers.
 #[derive(Debug, Default)]
 pub struct BeatBoard {
+    /// How many stores are whole; the last is in the place of its parity.
+    stores: AtomicU64,
+    places: [Place; 2],
+}
+
+#[derive(Debug, Default)]
+struct Place {
     /// Odd while a store is under way.
     sequence: AtomicU64,
     words: [AtomicU64; WORDS],
@@ -26,24 +34,43 @@ pub struct BeatBoard {
 impl BeatBoard {
     /// Stores a view. One thread alone may call this.
     pub fn store(&self, view: &View) {
+        let next = self.stores.load(Ordering::Relaxed).wrapping_add(1);
+        self.place(next).write(encode(view));
+        self.stores.store(next, Ordering::Release);
+    }
+
+    /// The last view; `None` before the first, or when stores come faster than we can read for as often as we are willing to try.
+    pub fn load(&self) -> Option<View> {
+        (0..READ_TRIES_MAX).find_map(|_| match self.stores.load(Ordering::Acquire) {
+            0 => None,
+            last => self.place(last).read().and_then(|words| decode(&words)),
+        })
+    }
+
+    fn place(&self, store: u64) -> &Place {
+        let [even, odd] = &self.places;
+        if store.is_multiple_of(2) { even } else { odd }
+    }
+}
+
+impl Place {
+    fn write(&self, words: [u64; WORDS]) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
-        for (slot, word) in self.words.iter().zip(encode(view)) {
+        for (slot, word) in self.words.iter().zip(words) {
             slot.store(word, Ordering::Relaxed);
         }
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The last view; `None` before the first, or when a store is under way for as long as we are willing to try.
-    pub fn load(&self) -> Option<View> {
-        (0..READ_TRIES_MAX).find_map(|_| {
-            let before = self.sequence.load(Ordering::Acquire);
-            let words: [u64; WORDS] = std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            let same = self.sequence.load(Ordering::Relaxed) == before;
-            (same && before != 0 && before.is_multiple_of(2)).then(|| decode(&words))?
-        })
+    /// `None`: another store was under way, or has begun.
+    fn read(&self) -> Option<[u64; WORDS]> {
+        let before = self.sequence.load(Ordering::Acquire);
+        let words = std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let same = self.sequence.load(Ordering::Relaxed) == before;
+        (same && before.is_multiple_of(2)).then_some(words)
     }
 }
 
@@ -96,6 +123,20 @@ fn phase_of(word: u64) -> Option<Phase> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_that_stands_in_the_middle_of_a_store_hides_nothing() {
+        let board = BeatBoard::default();
+        for i in 1..5 {
+            let view = View { beat: Beat::of_phase(Phase::Decode, i), progress_ns: i };
+            board.store(&view);
+            // it loses its core, as the next store begins
+            let sequence = &board.place(i + 1).sequence;
+            sequence.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(board.load(), Some(view));
+            sequence.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     #[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
     #[test]

@@ -26,7 +26,9 @@ impl SilenceSign {
             self.made_at.get_or_insert(tick.counted_ms);
         }
         if let Some(steps) = sight.metrics.and_then(|metrics| metrics.iterations).filter(|_| scraped) {
-            self.steps = Some(steps - *self.steps_first.get_or_insert(steps));
+            // a sum from which a rank is missing goes back
+            let first = self.steps_first.map_or(steps, |first| first.min(steps));
+            (self.steps_first, self.steps) = (Some(first), Some(steps - first));
         }
     }
 
@@ -35,8 +37,8 @@ impl SilenceSign {
         self.made_at
     }
 
-    /// Fewer steps than this were seen to end in it; false where nobody counts them.
-    pub fn steps_below(&self, least: u64) -> bool {
-        self.steps.is_some_and(|steps| steps < least as f64)
+    /// How many steps were counted between its first scrape and its last; `None` where nobody counts them.
+    pub fn steps(&self) -> Option<f64> {
+        self.steps
     }
 }

@@ -78,13 +78,14 @@ impl Account {
     /// Read as plain JSON: one object that this version of the operator cannot read whole (a newer one wrote it) must not keep the whole
     /// fleet from its restarts (B7, B8).
     ///
-    /// One that is being deleted, or that cannot be read, is no part of the fleet any more, for nobody looks after it: what its status says of
-    /// stalls and grants would stand for as long as somebody's finalizer keeps it, or for ever. But the agents to which it has granted restarts have their keys already, and
+    /// Nobody looks after one that is being deleted, or that cannot be read: what its status says of stalls and grants would stand for as long
+    /// as somebody's finalizer keeps it, or for ever. (The replicas of one that is only unreadable serve on.) But the agents to which it has granted restarts have their keys already, and
     /// what they restart is away; so a grant counts for as long as a restart may take.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
         let status = &object.data["status"];
-        let unkept = object.metadata.deletion_timestamp.is_some() || !is_readable(object);
-        let counts = if unkept { Counts::default() } else { Counts::of_json(status) };
+        let leaves = object.metadata.deletion_timestamp.is_some();
+        let unkept = leaves || !is_readable(object);
+        let counts = if leaves { Counts::default() } else { Counts::of_json(status) };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
@@ -96,7 +97,7 @@ impl Account {
         Account {
             owner: owner(object),
             replicas: counts.standing(),
-            stalled: counts.alarmed(),
+            stalled: if unkept { 0 } else { counts.alarmed() },
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
             hold: hold.filter(|hold: &HoldStatus| hold.stands() && !unkept),
         }
@@ -289,8 +290,9 @@ mod tests {
         assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone(), ..nothing.clone() });
         let deleted = Some("2026-01-01T00:00:01Z");
         assert_eq!(account(deleted, soon), Account { grants_at: at.clone(), ..nothing.clone() });
-        assert_eq!(account_of(None, soon, false), Account { grants_at: at, ..nothing.clone() });
-        assert_eq!(account_of(None, later, false), nothing, "a version that nobody here understands");
+        let serves = Account { replicas: 8, ..nothing.clone() };
+        assert_eq!(account_of(None, soon, false), Account { grants_at: at, ..serves.clone() });
+        assert_eq!(account_of(None, later, false), serves, "a version that nobody here understands");
         assert_eq!(account(deleted, later), nothing);
         assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), nothing, "by a clock that was two hours ahead");
     }

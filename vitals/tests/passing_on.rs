@@ -1,0 +1,85 @@
+//! What is made and not passed on, and what was passed on before anybody looked.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, stalled, suspect};
+use vitals::observation::{LogHit, Ms, PagePhase};
+use vitals::verdict::Verdict;
+
+/// A silent front end over a native loop that was prefilling for 30 s, beside streams or answers that come whole, and when that is fenced.
+fn silent_front_over_a_loop(makes_tokens: bool, whole: bool) -> Option<u64> {
+    let mut sim = Sim::native().up().busy(5_000);
+    let now = sim.now;
+    if whole {
+        let gate = sim.gate.as_mut().unwrap();
+        (gate.unstreamed, gate.awaiting_first_byte) = (Some(gate.in_flight), gate.in_flight);
+    }
+    let front = sim.frontend.as_mut().unwrap();
+    (front.answers, front.silent_since_ms) = (false, Some(now));
+    (0..300).find_map(|tick| {
+        let at = sim.now + 100;
+        let page = sim.page.as_mut().unwrap();
+        page.steps_completed += 1;
+        (page.step_started_ms, page.published_ms) = (Some(at), at);
+        if makes_tokens {
+            page.tokens_delivered += 1;
+        } else {
+            (page.phase, page.phase_tokens, page.prompt_tokens_owed) = (PagePhase::Prefill, 100, 100_000 - tick * 100);
+        }
+        let front = sim.frontend.as_mut().unwrap();
+        if whole && tick % 40 == 39 {
+            // a busy event loop answers now and then
+            front.silent_since_ms = Some(at);
+        }
+        suspect(&sim.tick(100).verdict).then_some(tick * 100)
+    })
+}
+
+#[test]
+fn a_front_end_is_accused_of_what_its_loop_has_made_and_of_nothing_else() {
+    let fenced = silent_front_over_a_loop(true, false).unwrap();
+    assert!(fenced <= 10_000, "{fenced}");
+    assert_eq!(silent_front_over_a_loop(false, false), None, "a loop in prefill has made nothing");
+    assert_eq!(silent_front_over_a_loop(true, true), None, "an answer that comes whole is not due before its end");
+}
+
+#[test]
+fn what_was_delivered_before_a_pause_and_is_seen_only_afterwards_does_not_end_it() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    let mut metrics = sim.metrics.take().unwrap();
+    sim.silence_until(1_000, suspect);
+    let mut obs = sim.observation();
+    obs.log = vec![LogHit { signature: "vllm-paused".into(), at_ms: sim.now, line: String::new() }];
+    assert_eq!(sim.detector.step(sim.now, &obs).verdict, Verdict::Sleeping);
+    assert_eq!(sim.silence_until(30_000, suspect), None);
+    // a scrape that was missing for a while
+    metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 10.0);
+    metrics.progress_digest += 1;
+    sim.metrics = Some(metrics);
+    assert_eq!(sim.tick(1_000).verdict, Verdict::Sleeping);
+    assert_eq!(sim.silence_until(60_000, suspect), None, "{:?}", sim.last);
+}
+
+/// A stranger whose series move each five seconds and whose streams get nothing, with so many steps counted each minute; when that is
+/// confirmed.
+fn turns_in_vain(steps_a_minute: u32) -> Option<Ms> {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.metrics.as_mut().unwrap().iterations = Some(1_000.0);
+    sim.deliver_for(1_000);
+    let began = sim.now;
+    (0..400).find_map(|look: u32| {
+        let metrics = sim.metrics.as_mut().unwrap();
+        metrics.progress_digest += 1;
+        if look % 12 == 11 {
+            metrics.iterations = metrics.iterations.map(|steps| steps + f64::from(steps_a_minute));
+        }
+        sim.silence_until(5_000, stalled).map(|_| sim.now - began)
+    })
+}
+
+#[test]
+fn a_loop_turns_in_vain_where_many_steps_end_or_none_is_counted_and_a_few_may_be_slow() {
+    let [uncounted, many, few] = [0, 60, 1].map(|steps| turns_in_vain(steps).unwrap());
+    assert!(uncounted < 600_000 && many < 600_000, "{uncounted} {many}");
+    assert!(few > many + 60_000, "{few} {many}");
+}
