@@ -98,7 +98,7 @@ impl Learner {
                 rhythm.delivering_ms.saturating_add(tick.counted_ms.saturating_sub(tick.counted_before_ms).min(2_000));
         }
         self.learn_whole(sight, rhythm, signs);
-        let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
+        let heard = sight.heard();
         // what a front end waited for is no silence of the engine's
         let rested = std::mem::replace(&mut self.rested, signs.rest.now());
         if heard && !rested {

@@ -128,6 +128,12 @@ pub struct RecoveryInput<'a> {
     pub leaves: bool,
 }
 
+impl RecoveryInput<'_> {
+    fn spares(&self, process: Option<u64>) -> bool {
+        self.spared.is_some() && self.spared == process
+    }
+}
+
 /// The answer of one tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveryOutput {
@@ -232,10 +238,11 @@ impl Recovery {
     }
 
     fn open_episode(&mut self, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
-        let is_spared = input.spared.is_some() && input.spared == input.process;
         let (stage, class, process) = match &input.outcome.verdict {
             // it has not served: until it does nothing is asked for it
-            Verdict::Suspect(class) | Verdict::Stalled(class) if is_spared && *class == StallClass::StartupStalled => {
+            Verdict::Suspect(class) | Verdict::Stalled(class)
+                if input.spares(input.process) && *class == StallClass::StartupStalled =>
+            {
                 return;
             }
             Verdict::Suspect(class) => (EpisodeStage::Suspect, class.name(), input.process),
@@ -254,7 +261,7 @@ impl Recovery {
             // whoever opened the episode did not know the process yet
             open.process = input.process;
         }
-        if open.stage == EpisodeStage::Killed && input.spared.is_some() && input.spared == open.process {
+        if open.stage == EpisodeStage::Killed && input.spares(open.process) {
             // nobody was killed: what the grant was for may be no engine, and whoever gave it has it back
             self.unattended_ms.take_if(|_| open.granted_by == Some(GrantedBy::Itself));
             open.stage = EpisodeStage::Cleared;

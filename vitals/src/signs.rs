@@ -126,7 +126,8 @@ impl Signs {
         self.look_at_page(tick, &mut sight);
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.schedulers.look(tick, &sight, obs.metrics.at_ms);
-        self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
+        let scraped = obs.metrics.at_ms != sight.metrics_since_ms;
+        self.cache.look(tick, &sight, scraped, obs.metrics.at_ms);
         self.backlog.look(tick, sight.proc);
         self.look_at_startup(tick, &mut sight);
         self.look_at_frontend(tick, obs.frontend.at_ms, &mut sight);
@@ -136,7 +137,7 @@ impl Signs {
             self.owed_since = tick.mark(since);
         }
         self.owed_before = sight.owed.is_some();
-        self.silence.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms);
+        self.silence.look(tick, &sight, scraped);
         if let Some(rested_at) = self.rest.look(tick, &sight, self.metrics_sampled_ms, &self.leaders) {
             self.owed_since = self.owed_since.max(rested_at);
         }

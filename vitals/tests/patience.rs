@@ -307,3 +307,27 @@ fn a_call_between_two_steps_has_the_lease_that_its_page_declares() {
         assert!(sim.silence_until(260_000, suspect).is_some(), "no lease is believed for longer than 300 s");
     }
 }
+
+/// A stranger whose series move each five seconds and whose streams get nothing, with so many steps counted each minute; when that is
+/// confirmed.
+fn turns_in_vain(steps_a_minute: u32) -> Option<Ms> {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.metrics.as_mut().unwrap().iterations = Some(1_000.0);
+    sim.deliver_for(1_000);
+    let began = sim.now;
+    (0..400).find_map(|look: u32| {
+        let metrics = sim.metrics.as_mut().unwrap();
+        metrics.progress_digest += 1;
+        if look % 12 == 11 {
+            metrics.iterations = metrics.iterations.map(|steps| steps + f64::from(steps_a_minute));
+        }
+        sim.silence_until(5_000, stalled).map(|_| sim.now - began)
+    })
+}
+
+#[test]
+fn a_loop_turns_in_vain_where_many_steps_end_or_none_is_counted_and_a_few_may_be_slow() {
+    let [uncounted, many, few] = [0, 60, 1].map(|steps| turns_in_vain(steps).unwrap());
+    assert!(uncounted < 600_000 && many < 600_000, "{uncounted} {many}");
+    assert!(few > many + 60_000, "{few} {many}");
+}

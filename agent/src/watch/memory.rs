@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use vitals::detector::Detector;
-use vitals::learned::Learned;
+use vitals::learned::{Learned, WRITTEN_EVERY_MS};
 use vitals::recovery::EpisodeStage;
 use vitals::verdict::Verdict;
 
@@ -161,9 +161,6 @@ impl Memory {
     }
 }
 
-/// What was learned is written this often: to know a minute less costs nothing.
-const LEARNED_EVERY_MS: u64 = 60_000;
-
 /// Writes the memory when it changed, from a thread of its own.
 #[derive(Debug)]
 pub struct Keeper {
@@ -183,7 +180,7 @@ impl Keeper {
     /// Writes what is known unless it is what was written last. Most ticks end here without a copy, and without asking what was learned.
     pub fn keep(&mut self, now_ms: u64, now: &Known<'_>, learned: impl FnOnce() -> Learned) {
         // of another process nothing was learned yet, or that it is not warm
-        let due = now.engine != self.written.engine || now_ms.saturating_sub(self.learned_ms) >= LEARNED_EVERY_MS;
+        let due = now.engine != self.written.engine || now_ms.saturating_sub(self.learned_ms) >= WRITTEN_EVERY_MS;
         let learned = due.then(learned).filter(|learned| *learned != self.written.learned);
         if due {
             self.learned_ms = now_ms;
@@ -296,7 +293,7 @@ mod tests {
         let recalled = Memory::recall(&agent_dir);
         assert_eq!((recalled.last_serving, recalled.paused_ms), (true, Some(7)), "and known to whoever comes after");
         assert_eq!(recalled.learned, learned());
-        let (mut later, later_ms) = (Learned { tokens_live: true, ..Learned::default() }, LEARNED_EVERY_MS + 1);
+        let (mut later, later_ms) = (Learned { tokens_live: true, ..Learned::default() }, WRITTEN_EVERY_MS + 1);
         keeper.keep(later_ms, &known, || later.clone());
         let settles = async || keeper.settled(Duration::from_secs(20)).await;
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(settles());

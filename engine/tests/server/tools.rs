@@ -87,20 +87,26 @@ async fn required_calls_something_and_parallel_says_how_often() {
     assert_eq!(ids.len(), calls.len());
 }
 
+/// The calls of an answer that has to call `count`, and of one that has to call something, between marks that are special tokens.
+async fn forced_calls(engine: &TestEngine) -> [Vec<Value>; 2] {
+    let named = chat(json!({"tool_choice": {"type": "function", "function": {"name": "count"}}}));
+    let (message, reason) = ask(engine, named).await;
+    let one = message["tool_calls"].as_array().unwrap().clone();
+    assert_eq!((one.len(), &one[0]["function"]["name"], reason.as_str()), (1, &json!("count"), "stop"));
+    assert!(message["content"].is_null() && arguments(&one[0])["n"].as_u64().unwrap() <= 9, "{message}");
+    let many = chat(json!({"tool_choice": "required", "temperature": 1.0, "seed": 2, "max_tokens": 1500}));
+    let (message, reason) = ask(engine, many).await;
+    let some = message["tool_calls"].as_array().unwrap().clone();
+    assert!(!some.is_empty() && some.len() <= 16 && reason == "tool_calls", "{message}");
+    [one, some]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn mistrals_calls_begin_with_a_special_token_that_no_text_shows() {
     let engine = calling(ToolFormat::Mistral).await;
-    let named = chat(json!({"tool_choice": {"type": "function", "function": {"name": "count"}}}));
-    let (message, reason) = ask(&engine, named).await;
-    let calls = message["tool_calls"].as_array().unwrap();
-    assert_eq!((calls.len(), &calls[0]["function"]["name"], reason.as_str()), (1, &json!("count"), "stop"));
-    assert!(message["content"].is_null() && arguments(&calls[0])["n"].as_u64().unwrap() <= 9, "{message}");
-    let id = calls[0]["id"].as_str().unwrap();
+    let [one, calls] = forced_calls(&engine).await;
+    let id = one[0]["id"].as_str().unwrap();
     assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
-    let many = chat(json!({"tool_choice": "required", "temperature": 1.0, "seed": 2, "max_tokens": 1500}));
-    let (message, reason) = ask(&engine, many).await;
-    let calls = message["tool_calls"].as_array().unwrap();
-    assert!(!calls.is_empty() && calls.len() <= 16 && reason == "tool_calls", "{message}");
     let ids: std::collections::BTreeSet<_> = calls.iter().map(|c| c["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), calls.len());
     // free to call or not, it says what it likes
@@ -113,15 +119,7 @@ async fn mistrals_calls_begin_with_a_special_token_that_no_text_shows() {
 /// As those of some of Hermes's own tokenizers.
 #[tokio::test(flavor = "multi_thread")]
 async fn hermes_calls_between_special_tokens_are_found_as_those_in_letters() {
-    let engine = calling(ToolFormat::Hermes).await;
-    let named = chat(json!({"tool_choice": {"type": "function", "function": {"name": "count"}}}));
-    let (message, reason) = ask(&engine, named).await;
-    let calls = message["tool_calls"].as_array().expect("a call that vanished");
-    assert_eq!((calls.len(), &calls[0]["function"]["name"], reason.as_str()), (1, &json!("count"), "stop"));
-    assert!(message["content"].is_null() && arguments(&calls[0])["n"].as_u64().unwrap() <= 9, "{message}");
-    let many = chat(json!({"tool_choice": "required", "temperature": 1.0, "seed": 2, "max_tokens": 1500}));
-    let (message, reason) = ask(&engine, many).await;
-    assert!(!message["tool_calls"].as_array().unwrap().is_empty() && reason == "tool_calls", "{message}");
+    forced_calls(&calling(ToolFormat::Hermes).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -91,6 +91,11 @@ impl Sight<'_> {
         self.gate_delivered || self.page_delivered || self.metrics_delivered
     }
 
+    /// Did a silence end: the gate's, where there is one, for it sees what reaches clients?
+    pub fn heard(&self) -> bool {
+        if self.gate.is_some() { self.gate_delivered } else { self.delivered() }
+    }
+
     /// Does the page keep the contract's leases (H5)? One without is a foreign engine's page and no more than a witness.
     pub fn native(&self) -> Option<&PageObs> {
         self.page.filter(|_| self.native)

@@ -17,8 +17,7 @@ pub struct SilenceSign {
 impl SilenceSign {
     /// Takes one tick in; `scraped`: its figures are of a new page.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, scraped: bool) {
-        let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
-        if heard || sight.owed.is_none() {
+        if sight.heard() || sight.owed.is_none() {
             *self = Self::default();
             return;
         }

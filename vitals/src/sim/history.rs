@@ -10,7 +10,7 @@ use super::script::{self, START};
 use super::shows;
 use super::world::{Act, World};
 use crate::detector::{Detector, Policy};
-use crate::learned::Learned;
+use crate::learned::{Learned, WRITTEN_EVERY_MS};
 use crate::observation::{Ms, Observation};
 use crate::verdict::{Action, Outcome, Verdict};
 
@@ -27,8 +27,6 @@ pub enum Ticks {
 const FINE: Us = 100 * MS;
 const STEADY: Us = SECOND;
 const IDLE: Us = 10 * SECOND;
-/// What was learned goes into the agent's memory this often (`agent/src/watch/memory.rs`).
-const LEARNED_EVERY: Us = 60 * SECOND;
 /// An agent calls this much lateness a gap (`agent/src/watch`).
 const GAP: Us = 150 * MS;
 
@@ -153,7 +151,7 @@ impl Run {
         }
         let obs = if self.pod.is_alone() { &self.agent.obs } else { &self.pod.obs };
         self.detector.step_into(now / MS, obs, &mut self.outcome);
-        if now.saturating_sub(self.learned_at) >= LEARNED_EVERY {
+        if now.saturating_sub(self.learned_at) >= WRITTEN_EVERY_MS * MS {
             (self.learned, self.learned_at) = (self.detector.learned(), now);
         }
         self.checker.tick(&self.world, &self.outcome);

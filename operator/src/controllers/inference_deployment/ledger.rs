@@ -79,13 +79,14 @@ impl Account {
     /// fleet from its restarts (B7, B8).
     ///
     /// Nobody looks after one that is being deleted, or that cannot be read: what its status says of stalls and grants would stand for as long
-    /// as somebody's finalizer keeps it, or for ever. (The replicas of one that is only unreadable serve on.) But the agents to which it has granted restarts have their keys already, and
-    /// what they restart is away; so a grant counts for as long as a restart may take.
+    /// as somebody's finalizer keeps it, or for ever. (The replicas of one that is only unreadable serve on.) But the agents to which it
+    /// has granted restarts have their keys already, and what they restart is away; so a grant counts for as long as a restart may take.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
         let status = &object.data["status"];
         let leaves = object.metadata.deletion_timestamp.is_some();
-        let unkept = leaves || !is_readable(object);
-        let counts = if leaves { Counts::default() } else { Counts::of_json(status) };
+        let told = Counts::of_json(status);
+        let unkept = leaves || !is_readable(object, &told);
+        let counts = if leaves { Counts::default() } else { told };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
@@ -116,12 +117,12 @@ impl Account {
     }
 }
 
-/// Can this version look after it? Of one that says nothing of stalls, grants or holds nobody needs to know.
-fn is_readable(object: &DynamicObject) -> bool {
+/// Can this version look after it? One that tells of no stalls, grants or holds is not read for that: nothing of it would stand.
+fn is_readable(object: &DynamicObject, told: &Counts) -> bool {
     let status = &object.data["status"];
     let recovery = &status["recovery"];
     let no_grant = recovery["grants"].as_array().is_none_or(Vec::is_empty);
-    let silent = no_grant && recovery["hold"].is_null() && Counts::of_json(status).alarmed() == 0;
+    let silent = no_grant && recovery["hold"].is_null() && told.alarmed() == 0;
     let whole = || {
         InferenceDeploymentSpec::deserialize(&object.data["spec"]).is_ok()
             && InferenceDeploymentStatus::deserialize(status).is_ok()
