@@ -101,9 +101,11 @@ impl CacheSign {
         let before = std::mem::replace(&mut self.used, used);
         let freed = std::mem::take(&mut self.freed);
         if used < before && !freed {
+            let left = self.ends.explain();
+            // room given back late, at the end of a long step, is a new measure no less
+            self.most = if left { used } else { self.most };
             // a slot may keep what it held until somebody else is admitted to it (llama.cpp)
-            let explained = self.ends.explain() || admitted;
-            self.falls += u32::from(!explained && self.falls < FALLS_MAX);
+            self.falls += u32::from(!left && !admitted && self.falls < FALLS_MAX);
         }
         self.ends.fade(tick, sight.metrics_moved);
         if used > self.most && !freed && !admitted && self.falls < FALLS_MAX && !self.rounds.in_vain() {

@@ -196,11 +196,12 @@ impl Engine {
     /// Those who wait begin, in their order, as far as there is room.
     fn admit(&mut self) {
         let census = self.live.census();
-        let (mut running, mut kv) = (census.running, census.reserved);
+        let kind = self.profile.kind;
+        let (mut running, mut kv) = (census.running, census.held_by(kind));
         let ready = |request: &&mut Request| request.at == At::Waiting && request.compiled_at == 0;
         for request in self.live.change().iter_mut().filter(ready) {
-            let need = u64::from(request.context) + 64;
-            if running >= self.profile.seqs_max || kv + need > self.profile.kv_tokens {
+            let need = request.need_of(kind) + 64;
+            if running >= self.profile.seqs_max || (running > 0 && kv + need > self.profile.kv_tokens) {
                 break;
             }
             request.at = At::Prefill;

@@ -4,7 +4,7 @@
 use std::ops::Deref;
 
 use super::book::{At, Request};
-use super::profile::Us;
+use super::profile::{EngineKind, Us};
 
 /// What the requests come to.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +15,8 @@ pub struct Census {
     /// KV tokens in use, and those that running requests hold room for.
     pub kv: u64,
     pub reserved: u64,
+    /// Room for the whole answers of those who run (TGI holds it from the start, and preempts nobody).
+    pub whole: u64,
     /// The fewest tokens that are still to come to one who decodes.
     pub left: u32,
     /// When the front end hands over the next, or the next grammar is compiled; [`Us::MAX`]: there is none.
@@ -35,6 +37,7 @@ impl Census {
             decoding: 0,
             kv: 0,
             reserved: 0,
+            whole: 0,
             left: u32::MAX,
             front: Us::MAX,
             compiling: 0,
@@ -49,6 +52,7 @@ impl Census {
                     all.running += 1;
                     all.kv += u64::from(request.context.min(request.prefilled) + request.generated);
                     all.reserved += u64::from(request.context + request.generated);
+                    all.whole += u64::from(request.context + request.out);
                     if request.at == At::Decode {
                         all.decoding += 1;
                         all.left = all.left.min(request.out - request.generated);
@@ -64,9 +68,22 @@ impl Census {
         all
     }
 
+    /// Room that is taken, as the scheduler of such an engine counts it.
+    pub(super) fn held_by(&self, kind: EngineKind) -> u64 {
+        if kind == EngineKind::Tgi { self.whole } else { self.reserved }
+    }
+
     /// Is there nothing to take in at this time?
     pub fn settled(&self, now: Us, front_dead: bool) -> bool {
         !self.gone && (front_dead || self.front > now) && (self.waiting == 0 || self.blocked)
+    }
+}
+
+impl Request {
+    /// The room that the scheduler of such an engine asks for it.
+    pub(super) fn need_of(&self, kind: EngineKind) -> u64 {
+        let answer = if kind == EngineKind::Tgi { self.out } else { 0 };
+        u64::from(self.context) + u64::from(answer)
     }
 }
 
