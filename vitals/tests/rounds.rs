@@ -72,6 +72,27 @@ fn clients_whose_room_is_given_back_a_little_after_they_gave_up_accuse_nobody() 
     assert_eq!(after, None, "{:?}", sim.last);
 }
 
+/// A quarter of the cache is given back at once, and little by little a part of it is taken again; when that is fenced.
+fn refilled_after(left: bool) -> (Option<u64>, Sim) {
+    let mut sim = whole_answers(None);
+    let after = fenced(&mut sim, 1_500, |sim, s| {
+        if left && s == 61 {
+            one_for_another(sim);
+        }
+        // a step that was under way when the client left
+        second(sim, if s == 63 { -0.25 } else { 0.0001 }, 0.0)
+    });
+    (after, sim)
+}
+
+#[test]
+fn room_that_is_given_back_at_the_end_of_a_step_may_be_filled_again() {
+    let (after, sim) = refilled_after(true);
+    assert_eq!(after, None, "{:?}", sim.last);
+    let (after, sim) = refilled_after(false);
+    assert!(after.is_some_and(|ms| (300_000..500_000).contains(&ms)), "nobody left: the same room again: {after:?}: {:?}", sim.last);
+}
+
 #[test]
 fn a_slot_that_keeps_what_it_held_until_another_is_admitted_to_it_accuses_nobody() {
     let mut sim = whole_answers(None);
