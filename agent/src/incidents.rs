@@ -178,7 +178,9 @@ impl Incidents {
     fn close_left_over(&mut self, moment: &Moment<'_>) {
         let serves = matches!(moment.outcome.verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow);
         let Some(episode) = self.open_mut().filter(|_| serves && !moment.fenced) else { return };
-        let killed = episode.killed_at.is_some() || episode.stage == EpisodeStage::Restarting.name();
+        // whoever had the kill in hand and did not live to say so
+        let begun = [EpisodeStage::Killed, EpisodeStage::Restarting].iter().any(|stage| episode.stage == stage.name());
+        let killed = episode.killed_at.is_some() || begun;
         let stage = if killed { EpisodeStage::Recovered } else { EpisodeStage::Cleared };
         stage.name().clone_into(&mut episode.stage);
         if killed {

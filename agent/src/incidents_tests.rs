@@ -203,6 +203,15 @@ fn a_left_over_episode_ends_when_the_engine_serves() {
 }
 
 #[test]
+fn one_whose_kill_was_in_hand_has_recovered_and_not_cleared_itself() {
+    let mut book = Incidents::default();
+    book.begin("host-7-9", 1, "Livelock", "t0");
+    tick(&mut book, "t1", Some(EpisodeStage::Killed), Verdict::Stalled(StallClass::Livelock));
+    tick(&mut book, "t2", None, Verdict::Progressing);
+    assert_eq!(book.list()[0].stage, "Recovered", "its detector ended before it could say whom the kill had reached");
+}
+
+#[test]
 fn an_id_holds_only_what_the_api_takes() {
     let id = id_base(&"Pod_Ä/x".repeat(40), i32::MAX, u64::MAX);
     assert!(id.len() + 21 <= ID_CHARS_MAX, "{id}");
