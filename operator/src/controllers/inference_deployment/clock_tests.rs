@@ -4,7 +4,11 @@ use super::{
     tests::{NOW, frozen, granted_now, past},
     *,
 };
-use crate::controllers::inference_deployment::testing::infd;
+use crate::controllers::inference_deployment::{
+    observed::Ground,
+    past::{recent, suspect_node},
+    testing::infd,
+};
 
 /// An hour ahead, and as far as clocks differ.
 const AHEAD: [&str; 3] = ["2026-01-01T02:00:00Z", "2026-01-01T02:01:00Z", "2026-01-01T02:02:00Z"];

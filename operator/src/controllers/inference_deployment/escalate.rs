@@ -1,8 +1,6 @@
 //! The terms on which restarts are granted (I2, I3), pure: when to hold because of a common cause, when a restart in place
 //! has failed often enough to replace the pod, which pod is the last that serves, and which node is under suspicion.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crds::{
     Grant, GrantAction, InferenceDeployment, PastGrant,
     inference_deployment::{LastReplica, Recovery, RecoveryMode},
@@ -11,15 +9,12 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     fleet::{Fleet, Slots},
-    grants::{self, wants_slot},
-    observed::{Ground, PodView, ReportedEpisode},
+    grants::wants_slot,
+    observed::{PodView, ReportedEpisode},
     places::Places,
     restarts, standing, trials,
 };
-use crate::{
-    controllers::nodes::{boot, view::NodeView},
-    wall::ahead,
-};
+use crate::{controllers::nodes::view::NodeView, wall::ahead};
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
 pub const HOLD_COUNT_MIN: usize = 3;
@@ -29,13 +24,6 @@ const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
 const LINGERS_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// A delete that was sent has been felt by then, if it ever is.
 const DELETED_BY: SignedDuration = SignedDuration::from_secs(30);
-/// So many recoveries on one node within the window put it under suspicion.
-pub const NODE_COUNT_MIN: usize = 3;
-/// So many of one pod are kept, and so many of all: what escalation asks of a pod is less (`restartsBeforeReplace` is at most 10), and a
-/// burst of many pods must not make it forget any of them.
-const RECENT_OF_POD_MAX: usize = 16;
-const RECENT_MAX: usize = 1000;
-
 /// Of whoever has not looked at the fleet.
 const ALL_SLOTS: Slots = Slots { count: usize::MAX, one_is_kept: false };
 
@@ -295,55 +283,6 @@ fn spared(grant: &Grant, pods: &[PodView]) -> bool {
     pod.is_some_and(|pod| !pod.leaving && pod.reported().map_or(pod.ready, over))
 }
 
-/// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).
-pub fn recent(terms: &Terms<'_>, ground: Ground<'_>, held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
-    let Ground { pods, nodes, .. } = ground;
-    let fresh: Vec<&Grant> = grants::fresh(grants, held).collect();
-    if fresh.is_empty() {
-        return terms.recent.to_vec();
-    }
-    let counts = |past: &&PastGrant| young(past, terms.window * 2, now) || trials::in_run(past, terms.run_since);
-    let mut recent: Vec<PastGrant> = terms.recent.iter().filter(counts).cloned().collect();
-    recent.extend(fresh.into_iter().map(|grant| {
-        let node = pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default();
-        let boot_id = boot::of(nodes, &node).to_owned();
-        let (pod_uid, granted_at) = (grant.pod_uid.clone(), grant.granted_at.clone());
-        PastGrant { pod_uid, node, granted_at, action: grant.action, boot_id }
-    }));
-    bounded(recent, pods)
-}
-
-/// The same without what nobody needs, oldest first: more of one pod than counts, and of a record that is too long those of pods that are
-/// gone before any other.
-fn bounded(recent: Vec<PastGrant>, pods: &[PodView]) -> Vec<PastGrant> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut counts_still = |past: &PastGrant| {
-        let count = counts.entry(past.pod_uid.clone()).or_default();
-        *count += 1;
-        *count <= RECENT_OF_POD_MAX
-    };
-    let mut kept: Vec<PastGrant> = recent.into_iter().rev().filter(|past| counts_still(past)).collect();
-    kept.reverse();
-    let here: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
-    let mut over = kept.len().saturating_sub(RECENT_MAX);
-    kept.retain(|past| {
-        let goes = over > 0 && !here.contains(past.pod_uid.as_str());
-        over -= usize::from(goes);
-        !goes
-    });
-    kept.drain(..over);
-    kept
-}
-
-/// Nodes that came under suspicion by the newest entry of `recent`: other tools act on the event that says so.
-pub fn suspect_node(recent: &[PastGrant], window: SignedDuration, now: &str) -> Option<String> {
-    let newest = recent.last().filter(|past| !past.node.is_empty())?;
-    let node = &newest.node;
-    let of_this_boot = |past: &PastGrant| past.node == *node && !boot::is_another(&past.boot_id, &newest.boot_id);
-    let count = recent.iter().filter(|past| of_this_boot(past) && young(past, window, now)).count();
-    (count >= NODE_COUNT_MIN).then(|| node.clone())
-}
-
 /// The pods that must carry the mark of the last one that serves (I3). While none serves the mark stays where it is.
 pub fn last_serving(policy: LastReplica, mode: RecoveryMode, pods: &[PodView]) -> Vec<String> {
     if policy == LastReplica::Fence || mode == RecoveryMode::Observe {
@@ -377,7 +316,7 @@ pub fn older(at: &str, age: SignedDuration, now: &str) -> bool {
 
 #[cfg(test)]
 #[path = "escalate_tests.rs"]
-mod tests;
+pub(super) mod tests;
 
 #[cfg(test)]
 #[path = "clock_tests.rs"]

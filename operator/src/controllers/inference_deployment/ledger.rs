@@ -80,7 +80,8 @@ impl Account {
     ///
     /// Nobody looks after one that is being deleted, or that cannot be read: what its status says of stalls and grants would stand for as long
     /// as somebody's finalizer keeps it, or for ever. (The replicas of one that is only unreadable serve on.) But the agents to which it
-    /// has granted restarts have their keys already, and what they restart is away; so a grant counts for as long as a restart may take.
+    /// has granted restarts have their keys already, and what they restart is away; so a grant counts for as long as a restart may take, and so
+    /// does the hold of one that is only unreadable, under which one is on trial.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
         let status = &object.data["status"];
         let leaves = object.metadata.deletion_timestamp.is_some();
@@ -88,19 +89,18 @@ impl Account {
         let unkept = leaves || !is_readable(object, &told);
         let counts = if leaves { Counts::default() } else { told };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let young = |at: &Value| {
-            let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
-            at.is_some_and(|at| now.duration_since(at) < PATIENCE_MIN && !ahead(at, now))
-        };
+        let young =
+            |at: &str| at.parse().is_ok_and(|at: Timestamp| now.duration_since(at) < PATIENCE_MIN && !ahead(at, now));
+        let tries = |hold: &HoldStatus| hold.pending().is_some_and(|trial| trials::lasts(trial, now));
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
-        let grants = grants.filter(|grant| !unkept || young(&grant["grantedAt"]));
+        let grants = grants.filter(|grant| !unkept || young(grant["grantedAt"].as_str().unwrap_or_default()));
         let hold = serde_json::from_value(status["recovery"]["hold"].clone()).ok();
         Account {
             owner: owner(object),
             replicas: counts.standing(),
             stalled: if unkept { 0 } else { counts.alarmed() },
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
-            hold: hold.filter(|hold: &HoldStatus| hold.stands() && !unkept),
+            hold: hold.filter(|hold: &HoldStatus| hold.stands() && (!unkept || (!leaves && tries(hold)))),
         }
     }
 
@@ -270,15 +270,18 @@ mod tests {
 
     #[test]
     fn one_that_is_kept_after_its_deletion_or_cannot_be_read_holds_what_its_agents_may_still_restart() {
+        let granted_at = "2026-01-01T00:00:00Z";
+        let trial = Some(crds::Trial { granted_at: granted_at.to_owned(), ..Default::default() });
+        let hold = HoldStatus { since: granted_at.to_owned(), trial, ..HoldStatus::default() };
         let account_of = |deleted: Option<&str>, now: &str, readable: bool| {
             let mut grant = serde_json::to_value(Grant::default()).unwrap();
-            (grant["grantedAt"], grant["node"], grant["domain"]) =
-                (json!("2026-01-01T00:00:00Z"), json!("n1"), json!("z1"));
+            (grant["grantedAt"], grant["node"], grant["domain"]) = (json!(granted_at), json!("n1"), json!("z1"));
             let status = json!({
                 "replicas": 8, "readyReplicas": 5, "stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]},
             });
             let metadata = json!({"name": "x", "namespace": "ns", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
             let mut object = json!({"metadata": metadata, "spec": infd("x").spec, "status": status});
+            object["status"]["recovery"]["hold"] = json!(hold);
             if !readable {
                 object["spec"]["rollout"] = json!({"onFailure": "AskSomebody"});
             }
@@ -286,14 +289,17 @@ mod tests {
         };
         let account = |deleted, now| account_of(deleted, now, true);
         let at = vec![("n1".to_owned(), "z1".to_owned())];
-        let (soon, later) = ("2026-01-01T00:09:59Z", "2026-01-01T00:10:00Z");
+        let (soon, later, much_later) = ("2026-01-01T00:09:59Z", "2026-01-01T00:10:00Z", "2026-01-01T00:32:01Z");
         let nothing = Account { owner: "ns/x".to_owned(), ..Account::default() };
-        assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone(), ..nothing.clone() });
+        let tried = Account { grants_at: at, hold: Some(hold.clone()), ..nothing.clone() };
+        assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, ..tried.clone() });
         let deleted = Some("2026-01-01T00:00:01Z");
-        assert_eq!(account(deleted, soon), Account { grants_at: at.clone(), ..nothing.clone() });
+        assert_eq!(account(deleted, soon), Account { hold: None, ..tried.clone() });
         let serves = Account { replicas: 8, ..nothing.clone() };
-        assert_eq!(account_of(None, soon, false), Account { grants_at: at, ..serves.clone() });
-        assert_eq!(account_of(None, later, false), serves, "a version that nobody here understands");
+        assert_eq!(account_of(None, soon, false), Account { replicas: 8, ..tried });
+        let tries = Account { hold: Some(hold.clone()), ..serves.clone() };
+        assert_eq!(account_of(None, later, false), tries, "its model may load for as long as a trial lasts");
+        assert_eq!(account_of(None, much_later, false), serves, "a version that nobody here understands");
         assert_eq!(account(deleted, later), nothing);
         assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), nothing, "by a clock that was two hours ahead");
     }

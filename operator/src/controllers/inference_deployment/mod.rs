@@ -13,6 +13,7 @@ pub mod gather;
 pub mod grants;
 pub mod ledger;
 pub mod observed;
+pub mod past;
 pub mod places;
 pub mod plan;
 pub mod proofs;

@@ -20,6 +20,7 @@ use super::{
     fleet::Fleet,
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView, owned_by},
+    past,
     rollout::{self, Course},
     scaling, trials, waits,
 };
@@ -133,8 +134,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let may_try = trials::due(hold.as_ref(), (fleet, &terms), trial_after, now);
     let terms = terms.with_trial(may_try);
     let grants = grants::next(held, &observed.pods, &terms, &at);
-    let recent = escalate::recent(&terms, observed.ground(), held, &grants, &at);
-    let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
+    let recent = past::recent(&terms, observed.ground(), held, &grants, &at);
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
     let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods);
     let avoid = avoid::next(infd, observed.ground(), &granted, now);
@@ -159,7 +159,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         avoid,
         incidents: plan_incidents(&infd.name_any(), Kept::of(recovery), observed.ground(), now),
         waits: waits::why(&grants, &observed.pods, (&terms, fleet), &at),
-        suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
+        suspect_node: past::suspect_node(&recent, terms.window, &at).filter(|_| !granted.is_empty()),
         recent,
         trial: hold
             .as_ref()

@@ -83,12 +83,11 @@ pub fn due(
     let Some(fleet) = fleet.filter(|fleet| fleet.unseen.is_none()) else { return false };
     let Some(own) = hold.filter(|hold| hold.stands() && !after.is_zero()) else { return false };
     let others = if terms.fleet_alarmed { fleet.holds.as_slice() } else { &[] };
-    // one that another operator wrote and nobody looks after any more keeps nobody waiting for ever
-    let lasts = |trial: &Trial| !older(&trial.granted_at, PATIENCE_MAX + PROOF * 2, &now.to_string());
     let others = || others.iter().filter(|other| other.stands());
     // what came of the last one is stored, and told, before the next one is granted
     let just_known = own.trial.as_ref().is_some_and(|trial| trial.ended_at == Some(now.to_string()));
-    if just_known || own.pending().is_some() || others().filter_map(HoldStatus::pending).any(lasts) {
+    if just_known || own.pending().is_some() || others().filter_map(HoldStatus::pending).any(|trial| lasts(trial, now))
+    {
         return false;
     }
     let failed = others().fold(own.failed, |sum, other| sum.saturating_add(other.failed));
@@ -98,6 +97,11 @@ pub fn due(
     let next = next.and_then(|trial| Some(trial.ended_at.as_ref()?.parse::<Timestamp>().ok()? + pause(after, failed)));
     let first = earliest(own, after);
     first.is_some_and(|first| now >= first) && next.is_none_or(|next| now >= next)
+}
+
+/// May it still be under way? One that another operator wrote and nobody looks after any more keeps nobody waiting for ever.
+pub fn lasts(trial: &Trial, now: Timestamp) -> bool {
+    !older(&trial.granted_at, PATIENCE_MAX + PROOF * 2, &now.to_string())
 }
 
 /// The memory of the hold with the trial that is granted by this look, if one is: whatever is new where restarts are held.

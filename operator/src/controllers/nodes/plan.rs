@@ -20,7 +20,8 @@ use super::{
 use crate::{
     controllers::inference_deployment::{
         avoid::{span_of, told_for},
-        escalate::{NODE_COUNT_MIN, window_of, young},
+        escalate::{window_of, young},
+        past::NODE_COUNT_MIN,
     },
     digest::short,
     wall::AHEAD_MAX,
