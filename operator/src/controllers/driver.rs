@@ -21,6 +21,7 @@ use kube::{Api, Client, Resource, ResourceExt, core::PartialObjectMeta};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
+    first::{Changed, FirstLook},
     inference_deployment::{PassError, pass},
     nodes,
     queue::{CONCURRENT_MAX, Key, Next, Queue},
@@ -67,22 +68,35 @@ pub async fn lead(context: Arc<Context>, leadership: &Arc<Leadership>) {
 
 /// Runs until dropped. Dropping it stops every pass at its next await: that is how a lost lease ends the controllers.
 pub async fn run(context: Arc<Context>) {
-    let mut events = stream::select_all(watches(&context));
+    let kinds = watches(&context);
+    let mut first = Some(FirstLook::at(kinds.len(), Instant::now()));
+    let mut events = stream::select_all(kinds);
     let mut queue = Queue::default();
     let mut passes = FuturesUnordered::new();
     loop {
-        while passes.len() < CONCURRENT_MAX
+        if let Some(keys) = first.as_ref().and_then(|first| first.over(Instant::now())) {
+            first = None;
+            queue.ask_in_order(keys, Instant::now());
+        }
+        while first.is_none()
+            && passes.len() < CONCURRENT_MAX
             && let Some(key) = queue.take(Instant::now())
         {
             passes.push(reconcile(key, context.clone()));
         }
-        let due = queue.next_due().filter(|_| passes.len() < CONCURRENT_MAX);
+        let due = match &first {
+            Some(first) => Some(first.until()),
+            None => queue.next_due().filter(|_| passes.len() < CONCURRENT_MAX),
+        };
         tokio::select! {
             biased; // a fixed order makes a run repeatable
             Some((key, next)) = passes.next(), if !passes.is_empty() => queue.done(key, next, Instant::now()),
-            Some(whom) = events.next() => match whom {
-                Concerned::One(key) => queue.ask(key, Instant::now() + DEBOUNCE),
-                Concerned::Any => queue.ask_all(Instant::now() + DEBOUNCE),
+            Some(whom) = events.next() => match (whom, &mut first) {
+                (Concerned::One(key), _) => queue.ask(key, Instant::now() + DEBOUNCE),
+                (Concerned::First { kind, changed }, Some(first)) => first.heard(kind, changed),
+                (Concerned::Unlisted { kind }, Some(first)) => first.heard(kind, Changed::default()),
+                (Concerned::First { changed, .. }, None) => queue.ask_all(changed, Instant::now() + DEBOUNCE),
+                (Concerned::Unlisted { .. }, None) => {}
             },
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             else => return, // the watches are endless

@@ -52,8 +52,10 @@ async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
     let mut requests = one::<Pod>(&context, PODS, of_owner);
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
     let chat = ("serving".to_owned(), "chat".to_owned());
-    assert_eq!(requests.next().await.expect("endless"), Concerned::Any);
-    assert_eq!(requests.next().await.expect("endless"), Concerned::One(chat));
+    assert_eq!(
+        requests.next().await.expect("endless"),
+        Concerned::First { kind: "Pod", changed: [(chat, None)].into() }
+    );
     assert!(timeout(Duration::from_secs(1), requests.next()).await.is_err());
     assert!(context.health.faults().is_empty());
 }
@@ -63,9 +65,10 @@ async fn a_refused_watch_backs_off_alone_and_comes_back() {
     let context = context(4);
     let start = Instant::now();
     let mut requests = one::<Pod>(&context, PODS, of_owner);
+    assert_eq!(requests.next().await.expect("endless"), Concerned::Unlisted { kind: "Pod" }, "once");
     assert!(timeout(Duration::from_secs(2), requests.next()).await.is_err());
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
-    assert!(requests.next().await.is_some());
+    assert!(matches!(requests.next().await.expect("endless"), Concerned::First { .. }));
     assert_eq!(start.elapsed().as_millis() / 100, 75, "0.5 + 1 + 2 + 4 s");
 }
 
@@ -75,8 +78,7 @@ async fn a_refused_watch_backs_off_alone_and_comes_back() {
 async fn fault_a2_a_black_holed_watch_is_noticed() {
     let context = context(0);
     let mut requests = one::<Pod>(&context, PODS, of_owner);
-    assert_eq!(requests.next().await.expect("endless"), Concerned::Any);
-    requests.next().await.expect("endless");
+    assert!(matches!(requests.next().await.expect("endless"), Concerned::First { .. }));
     assert!(context.health.faults().is_empty());
     assert!(timeout(Duration::from_millis(10_400), requests.next()).await.is_err());
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);

@@ -2,6 +2,7 @@
 //! the places that pods keep away from.
 
 pub mod driver;
+pub mod first;
 pub mod incidents;
 pub mod inference_deployment;
 pub mod nodes;

@@ -9,6 +9,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::first::Changed;
+
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// After a failure nothing that happens calls the next pass sooner than this.
@@ -65,10 +67,16 @@ impl Queue {
         }
     }
 
-    /// A pass over each that is known is wanted at `at`.
-    pub fn ask_all(&mut self, at: Instant) {
-        let known: BTreeSet<Key> = self.due.keys().chain(&self.running).cloned().collect();
-        known.into_iter().for_each(|key| self.ask(key, at));
+    /// A pass is wanted over each of these, from `at` on and in this order.
+    pub fn ask_in_order(&mut self, keys: Vec<Key>, at: Instant) {
+        keys.into_iter().zip(0..).for_each(|(key, place)| self.ask(key, at + Duration::from_nanos(place)));
+    }
+
+    /// A pass is wanted at `at` over each of these and each that is known.
+    pub fn ask_all(&mut self, told: Changed, at: Instant) {
+        let known = self.due.keys().chain(&self.running).cloned();
+        let all: BTreeSet<Key> = known.chain(told.into_keys()).collect();
+        all.into_iter().for_each(|key| self.ask(key, at));
     }
 
     /// The next one that is due, of the namespace with the fewest passes at work; it counts as running until [`Self::done`].
@@ -167,6 +175,15 @@ mod tests {
     }
 
     #[test]
+    fn an_order_is_kept() {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        queue.ask(key("b"), t + S);
+        queue.ask_in_order(["c", "a", "b"].map(key).to_vec(), t);
+        let taken: Vec<String> = std::iter::from_fn(|| queue.take(t + S)).map(|(_, name)| name).collect();
+        assert_eq!(taken, ["c", "a", "b"]);
+    }
+
+    #[test]
     fn all_that_are_known_can_be_asked_for_at_once() {
         let (mut queue, t) = (Queue::default(), Instant::now());
         queue.ask(key("runs"), t);
@@ -174,8 +191,9 @@ mod tests {
         queue.ask(key("gone"), t);
         assert_eq!((queue.take(t), queue.take(t)), (Some(key("gone")), Some(key("runs"))));
         queue.done(key("gone"), Next::Forget, t);
-        queue.ask_all(t + S);
-        assert_eq!((queue.take(t + S), queue.take(t + S)), (Some(key("waits")), None), "one runs, one is gone");
+        queue.ask_all(Changed::from([(key("waits"), None), (key("young"), None)]), t + S);
+        let taken = [(); 3].map(|()| queue.take(t + S));
+        assert_eq!(taken, [Some(key("waits")), Some(key("young")), None], "one runs, one is gone");
         queue.done(key("runs"), Next::After(300 * S), t + S);
         assert_eq!(queue.take(t + S), Some(key("runs")), "it was asked for while it ran");
     }

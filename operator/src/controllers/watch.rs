@@ -1,4 +1,4 @@
-//! One watch of one kind as an endless stream of "this InferenceDeployment may have changed", and once of "any may have".
+//! One watch of one kind as an endless stream of "this InferenceDeployment may have changed", which begins with "whoever has any, and any may have".
 //!
 //! It takes the place of kube's `watcher` for three reasons (RELIABILITY §7, A2, A4): every request has a deadline, so a
 //! connection that is open and silent is noticed in 30 s and not in 295 s or never; each watch backs off alone; and a
@@ -12,6 +12,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Resource, ResourceExt,
@@ -20,7 +21,7 @@ use kube::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::queue::Key;
+use super::{first::Changed, queue::Key};
 use crate::health::Health;
 
 /// The server ends a watch after this long, and it is taken up again from where it was: no new list.
@@ -51,8 +52,16 @@ pub struct Watched {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Concerned {
     One(Key),
-    /// The kind is watched from now on, and whose objects went while it was not yet, nobody can say.
-    Any,
+    /// The kind is watched from now on: whose objects there are, and when they changed last. Whose objects went while it was not watched yet,
+    /// nobody can say.
+    First {
+        kind: &'static str,
+        changed: Changed,
+    },
+    /// This kind could not be listed, and was never before: the list that comes at last is its [`First`](Self::First).
+    Unlisted {
+        kind: &'static str,
+    },
 }
 
 /// Whom events of `K` concern: `owner` maps an object to its InferenceDeployment.
@@ -154,6 +163,9 @@ where
     async fn broken(&mut self, why: &str) {
         self.health.watch(self.watched.kind, false);
         tracing::warn!(kind = self.watched.kind, why, "watch broken, starting over");
+        if self.known.is_none() && self.failures == 0 {
+            self.ready.push_back(Concerned::Unlisted { kind: self.watched.kind });
+        }
         let pause = (BACKOFF_MIN * 2_u32.saturating_pow(self.failures.min(6))).min(BACKOFF_MAX);
         self.failures = self.failures.saturating_add(1);
         sleep(pause).await;
@@ -162,17 +174,22 @@ where
     async fn list(&mut self) -> Result<At<K>, String> {
         let mut params =
             ListParams { label_selector: self.watched.label.map(str::to_owned), ..ListParams::default() }.limit(PAGE);
-        let mut now = Known::default();
+        let (mut now, mut changed) = (Known::default(), Changed::default());
         loop {
             let page = timeout(CALL_MAX, self.api.list(&params)).await.map_err(|_| "no answer to a list".to_owned())?;
             let page = page.map_err(|error| format!("list: {error}"))?;
-            page.items.iter().filter_map(self.owner).for_each(|key| now.added(key));
+            for object in &page.items {
+                let Some(key) = (self.owner)(object) else { continue };
+                let last = changed.entry(key.clone()).or_default();
+                *last = changed_at(object).max(*last);
+                now.added(key);
+            }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params.continue_token = Some(token),
                 None => {
                     let version = page.metadata.resource_version.filter(|version| !version.is_empty());
                     let version = version.ok_or_else(|| "a list without resourceVersion".to_owned())?;
-                    self.in_step(now);
+                    self.in_step(now, changed);
                     self.health.watch(self.watched.kind, true);
                     self.listed = Instant::now();
                     return Ok(At::Listed(version));
@@ -182,12 +199,13 @@ where
     }
 
     /// All that is known was listed just now.
-    fn in_step(&mut self, now: Known) {
-        if self.known.is_none() {
-            self.ready.push_back(Concerned::Any);
-        }
-        let whom = self.known.get_or_insert_default().listed(now);
-        self.ready.extend(whom.into_iter().map(Concerned::One));
+    fn in_step(&mut self, now: Known, changed: Changed) {
+        let Some(known) = &mut self.known else {
+            self.known = Some(now);
+            self.ready.push_back(Concerned::First { kind: self.watched.kind, changed });
+            return;
+        };
+        self.ready.extend(known.listed(now).into_iter().map(Concerned::One));
     }
 
     async fn open(&mut self, version: String) -> Result<At<K>, String> {
@@ -227,6 +245,12 @@ where
         };
         Ok(At::Watching { events, version, since })
     }
+}
+
+/// When the last change of it was stored, by the API server's clock.
+fn changed_at(object: &impl ResourceExt) -> Option<Timestamp> {
+    let written = object.managed_fields().iter().filter_map(|entry| entry.time.as_ref());
+    written.map(|time| time.0).max().or_else(|| Some(object.creation_timestamp()?.0))
 }
 
 #[cfg(test)]
@@ -272,11 +296,27 @@ mod tests {
         let chat = ("ns".to_owned(), "chat".to_owned());
         let list = || Known(BTreeMap::from([(chat.clone(), 1)]));
         let mut feed = feed();
-        feed.in_step(list());
-        assert_eq!(feed.ready, [Concerned::Any, Concerned::One(chat.clone())]);
+        let changed = Changed::from([(chat.clone(), None)]);
+        feed.in_step(list(), changed.clone());
+        assert_eq!(feed.ready, [Concerned::First { kind: "Pod", changed }]);
         feed.ready.clear();
-        feed.in_step(Known::default());
+        feed.in_step(Known::default(), Changed::default());
         assert_eq!(feed.ready, [Concerned::One(chat.clone())], "from then on it knows whose are gone");
+    }
+
+    #[test]
+    fn an_object_changed_when_anybody_wrote_it_last() {
+        let changed = |metadata: serde_json::Value| {
+            let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+            let object: PartialObjectMeta<Pod> = serde_json::from_value(object).unwrap();
+            changed_at(&object).map(|at| at.as_second())
+        };
+        let at = |time: &str| json!({"manager": "m", "operation": "Apply", "time": time});
+        let made = "1970-01-01T00:00:01Z";
+        assert_eq!(changed(json!({})), None);
+        assert_eq!(changed(json!({"creationTimestamp": made})), Some(1));
+        let fields = [at("1970-01-01T00:00:09Z"), at("1970-01-01T00:00:05Z"), json!({"manager": "m"})];
+        assert_eq!(changed(json!({"creationTimestamp": made, "managedFields": fields})), Some(9));
     }
 
     #[test]
