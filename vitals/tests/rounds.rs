@@ -90,7 +90,11 @@ fn room_that_is_given_back_at_the_end_of_a_step_may_be_filled_again() {
     let (after, sim) = refilled_after(true);
     assert_eq!(after, None, "{:?}", sim.last);
     let (after, sim) = refilled_after(false);
-    assert!(after.is_some_and(|ms| (300_000..500_000).contains(&ms)), "nobody left: the same room again: {after:?}: {:?}", sim.last);
+    assert!(
+        after.is_some_and(|ms| (300_000..500_000).contains(&ms)),
+        "nobody left: the same room again: {after:?}: {:?}",
+        sim.last
+    );
 }
 
 #[test]
