@@ -14,20 +14,17 @@ use futures::{Stream, StreamExt, stream};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::core::v1::{ConfigMap, Endpoints, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount},
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount};
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, Resource,
     api::{EvictParams, PostParams},
     client::{Body, retry::RetryPolicy},
-    core::PartialObjectMeta,
     runtime::{Controller, controller::Action, watcher},
 };
 use operator::{
     client::Calls,
     controllers::{
+        metadata::{Seen, Source},
         queue::Key,
         watch::{self, Concerned, Watched},
     },
@@ -259,16 +256,13 @@ async fn fault_a2_ours_a_black_holed_watch_is_noticed_in_half_a_minute() {
 }
 
 /// One watch of ours, on its own.
-fn ours_of<K>(
+fn ours_of<K: Resource<DynamicType = ()>>(
     client: &Client,
     kind: &'static str,
     health: &Arc<Health>,
-) -> futures::stream::BoxStream<'static, Concerned>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
-{
-    let api: Api<PartialObjectMeta<K>> = Api::default_namespaced(client.clone());
-    watch::keys(api, Watched { kind, label: None, list_every: None }, health.clone(), of_itself::<K>).boxed()
+) -> futures::stream::BoxStream<'static, Concerned> {
+    let source = Source::of::<K>(client.clone(), Some(client.default_namespace()));
+    watch::keys(source, Watched { kind, label: None, list_every: None }, health.clone(), of_itself).boxed()
 }
 
 fn health() -> Arc<Health> {
@@ -284,6 +278,6 @@ fn health() -> Arc<Health> {
     health
 }
 
-fn of_itself<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {
-    Some((object.namespace()?, object.name_any()))
+fn of_itself(object: &Seen) -> Option<Key> {
+    Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
 }

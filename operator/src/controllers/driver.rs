@@ -17,12 +17,13 @@ use k8s_openapi::{
         rbac::v1::{Role, RoleBinding},
     },
 };
-use kube::{Api, Client, Resource, ResourceExt, core::PartialObjectMeta};
+use kube::Resource;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     first::{Changed, FirstLook},
     inference_deployment::{PassError, pass},
+    metadata::{Seen, Source},
     nodes,
     queue::{CONCURRENT_MAX, Key, Next, Queue},
     watch::{self, Concerned, Watched},
@@ -121,20 +122,21 @@ fn watches(context: &Arc<Context>) -> Vec<Changes> {
     ]
 }
 
-fn one<K>(context: &Arc<Context>, watched: Watched, owner: fn(&PartialObjectMeta<K>) -> Option<Key>) -> Changes
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
-{
-    let api = scoped(context.calls.client.clone(), context.namespace.as_deref());
-    Box::pin(watch::keys(api, watched, context.health.clone(), owner))
+fn one<K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>>(
+    context: &Arc<Context>,
+    watched: Watched,
+    owner: fn(&Seen) -> Option<Key>,
+) -> Changes {
+    let source = Source::of::<K>(context.calls.client.clone(), context.namespace.as_deref());
+    Box::pin(watch::keys(source, watched, context.health.clone(), owner))
 }
 
-fn of_itself<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {
-    Some((object.namespace()?, object.metadata.name.clone()?))
+fn of_itself(object: &Seen) -> Option<Key> {
+    Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
 }
 
-fn of_owner<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {
-    Some((object.namespace()?, object.labels().get(LABEL_DEPLOYMENT)?.clone()))
+fn of_owner(object: &Seen) -> Option<Key> {
+    Some((object.metadata.namespace.clone()?, object.metadata.labels.get(LABEL_DEPLOYMENT)?.clone()))
 }
 
 /// One pass. What goes wrong in it, a panic included, is this one InferenceDeployment's own affair (B6).
@@ -171,16 +173,6 @@ async fn reconcile(key: Key, context: Arc<Context>) -> (Key, Next) {
 
 fn overtaken(error: &PassError) -> bool {
     matches!(error, PassError::Status { source, .. } if source.code() == Some(409))
-}
-
-fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<PartialObjectMeta<K>>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-{
-    match namespace {
-        Some(namespace) => Api::namespaced(client, namespace),
-        None => Api::all(client),
-    }
 }
 
 #[cfg(test)]

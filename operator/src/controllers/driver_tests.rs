@@ -1,7 +1,7 @@
 //! One watch against a mock server: what it reports of itself, and that a refusal only delays itself.
 
 use http::{Request, Response};
-use kube::client::Body;
+use kube::{Client, client::Body};
 use serde_json::json;
 use tokio::time::Instant;
 use tower_test::mock;

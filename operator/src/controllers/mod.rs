@@ -5,6 +5,7 @@ pub mod driver;
 pub mod first;
 pub mod incidents;
 pub mod inference_deployment;
+pub mod metadata;
 pub mod nodes;
 pub mod queue;
 pub mod waiting;

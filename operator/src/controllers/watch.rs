@@ -12,16 +12,14 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, stream};
-use jiff::Timestamp;
-use k8s_openapi::NamespaceResourceScope;
-use kube::{
-    Api, Resource, ResourceExt,
-    api::{ListParams, WatchEvent, WatchParams},
-    core::PartialObjectMeta,
-};
+use kube::api::{ListParams, WatchEvent, WatchParams};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{first::Changed, queue::Key};
+use super::{
+    first::Changed,
+    metadata::{Seen, Source},
+    queue::Key,
+};
 use crate::health::Health;
 
 /// The server ends a watch after this long, and it is taken up again from where it was: no new list.
@@ -35,7 +33,7 @@ const PAGE: u32 = 500;
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
-type Events<K> = Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<PartialObjectMeta<K>>>> + Send>>;
+type Events = Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<Seen>>> + Send>>;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy)]
@@ -64,19 +62,16 @@ pub enum Concerned {
     },
 }
 
-/// Whom events of `K` concern: `owner` maps an object to its InferenceDeployment.
-pub fn keys<K>(
-    api: Api<PartialObjectMeta<K>>,
+/// Whom events of this source concern: `owner` maps an object to its InferenceDeployment.
+pub fn keys(
+    source: Source,
     watched: Watched,
     health: Arc<Health>,
-    owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
-) -> impl Stream<Item = Concerned> + Send + use<K>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
-{
+    owner: fn(&Seen) -> Option<Key>,
+) -> impl Stream<Item = Concerned> + Send + use<> {
     health.watch(watched.kind, false);
     let (ready, listed) = (VecDeque::new(), Instant::now());
-    let feed = Feed { api, watched, health, owner, listed, known: None, ready, failures: 0, at: At::Start };
+    let feed = Feed { source, watched, health, owner, listed, known: None, ready, failures: 0, at: At::Start };
     stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) })
 }
 
@@ -108,35 +103,32 @@ impl Known {
     }
 }
 
-enum At<K: Resource> {
+enum At {
     /// Nothing is known: list.
     Start,
     /// In step up to this resourceVersion: watch.
     Listed(String),
     Watching {
-        events: Events<K>,
+        events: Events,
         version: String,
         since: Instant,
     },
 }
 
-struct Feed<K: Resource> {
-    api: Api<PartialObjectMeta<K>>,
+struct Feed {
+    source: Source,
     watched: Watched,
     health: Arc<Health>,
-    owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
+    owner: fn(&Seen) -> Option<Key>,
     listed: Instant,
     /// `None`: there was no list yet.
     known: Option<Known>,
     ready: VecDeque<Concerned>,
     failures: u32,
-    at: At<K>,
+    at: At,
 }
 
-impl<K> Feed<K>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
-{
+impl Feed {
     async fn next(&mut self) -> Concerned {
         loop {
             if let Some(whom) = self.ready.pop_front() {
@@ -171,17 +163,18 @@ where
         sleep(pause).await;
     }
 
-    async fn list(&mut self) -> Result<At<K>, String> {
+    async fn list(&mut self) -> Result<At, String> {
         let mut params =
             ListParams { label_selector: self.watched.label.map(str::to_owned), ..ListParams::default() }.limit(PAGE);
         let (mut now, mut changed) = (Known::default(), Changed::default());
         loop {
-            let page = timeout(CALL_MAX, self.api.list(&params)).await.map_err(|_| "no answer to a list".to_owned())?;
+            let page =
+                timeout(CALL_MAX, self.source.list(&params)).await.map_err(|_| "no answer to a list".to_owned())?;
             let page = page.map_err(|error| format!("list: {error}"))?;
             for object in &page.items {
                 let Some(key) = (self.owner)(object) else { continue };
                 let last = changed.entry(key.clone()).or_default();
-                *last = changed_at(object).max(*last);
+                *last = object.changed_at().max(*last);
                 now.added(key);
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
@@ -208,26 +201,26 @@ where
         self.ready.extend(known.listed(now).into_iter().map(Concerned::One));
     }
 
-    async fn open(&mut self, version: String) -> Result<At<K>, String> {
+    async fn open(&mut self, version: String) -> Result<At, String> {
         let params = WatchParams { label_selector: self.watched.label.map(str::to_owned), ..WatchParams::default() };
         let params = params.timeout(WATCH_SECONDS);
-        let opened = timeout(CALL_MAX, self.api.watch(&params, &version)).await;
+        let opened = timeout(CALL_MAX, self.source.watch(&params, &version)).await;
         let events =
             opened.map_err(|_| "no answer to a watch".to_owned())?.map_err(|error| format!("watch: {error}"))?;
         Ok(At::Watching { events: Box::pin(events), version, since: Instant::now() })
     }
 
     /// An event came. Returns the version up to which all is known.
-    fn heard(&mut self, object: &PartialObjectMeta<K>, version: String, change: fn(&mut Known, Key)) -> String {
+    fn heard(&mut self, object: &Seen, version: String, change: fn(&mut Known, Key)) -> String {
         if let Some(key) = (self.owner)(object) {
             change(self.known.get_or_insert_default(), key.clone());
             self.ready.push_back(Concerned::One(key));
         }
         self.failures = 0;
-        object.resource_version().filter(|new| !new.is_empty()).unwrap_or(version)
+        object.metadata.resource_version.clone().filter(|new| !new.is_empty()).unwrap_or(version)
     }
 
-    async fn follow(&mut self, mut events: Events<K>, version: String, since: Instant) -> Result<At<K>, String> {
+    async fn follow(&mut self, mut events: Events, version: String, since: Instant) -> Result<At, String> {
         let event = timeout(IDLE_MAX, events.next()).await.map_err(|_| "silent for 30 s".to_owned())?;
         let version = match event {
             Some(Ok(WatchEvent::Added(object))) => self.heard(&object, version, Known::added),
@@ -247,12 +240,6 @@ where
     }
 }
 
-/// When the last change of it was stored, by the API server's clock.
-fn changed_at(object: &impl ResourceExt) -> Option<Timestamp> {
-    let written = object.managed_fields().iter().filter_map(|entry| entry.time.as_ref());
-    written.map(|time| time.0).max().or_else(|| Some(object.creation_timestamp()?.0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,11 +248,11 @@ mod tests {
     use kube::client::Body;
     use serde_json::json;
 
-    fn feed() -> Feed<Pod> {
+    fn feed() -> Feed {
         let (service, _) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let health = Health::new(Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
         Feed {
-            api: Api::all(kube::Client::new(service, "default")),
+            source: Source::of::<Pod>(kube::Client::new(service, "default"), None),
             watched: Watched { kind: "Pod", label: None, list_every: None },
             health: Arc::new(health),
             owner: |_| Some(("ns".to_owned(), "chat".to_owned())),
@@ -302,21 +289,6 @@ mod tests {
         feed.ready.clear();
         feed.in_step(Known::default(), Changed::default());
         assert_eq!(feed.ready, [Concerned::One(chat.clone())], "from then on it knows whose are gone");
-    }
-
-    #[test]
-    fn an_object_changed_when_anybody_wrote_it_last() {
-        let changed = |metadata: serde_json::Value| {
-            let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
-            let object: PartialObjectMeta<Pod> = serde_json::from_value(object).unwrap();
-            changed_at(&object).map(|at| at.as_second())
-        };
-        let at = |time: &str| json!({"manager": "m", "operation": "Apply", "time": time});
-        let made = "1970-01-01T00:00:01Z";
-        assert_eq!(changed(json!({})), None);
-        assert_eq!(changed(json!({"creationTimestamp": made})), Some(1));
-        let fields = [at("1970-01-01T00:00:09Z"), at("1970-01-01T00:00:05Z"), json!({"manager": "m"})];
-        assert_eq!(changed(json!({"creationTimestamp": made, "managedFields": fields})), Some(9));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::controllers::{incidents::read, nodes::view::NodeView};
+use crate::controllers::{incidents::read, metadata::without_managers, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
 pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
@@ -61,10 +61,11 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// A pod as it is read: nobody looks at its containers and volumes, which are most of its text.
+/// A pod as it is read: nobody looks at its containers and volumes, nor at who wrote which field, which are most of its text.
 #[derive(Debug, Clone, Deserialize, Resource)]
 #[resource(inherit = "Pod")]
 pub struct ListedPod {
+    #[serde(deserialize_with = "without_managers")]
     pub metadata: ObjectMeta,
     pub spec: Option<Placement>,
     pub status: Option<PodStatus>,
