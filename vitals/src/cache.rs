@@ -100,8 +100,9 @@ impl CacheSign {
         let admitted = running > std::mem::replace(&mut self.running, running);
         let before = std::mem::replace(&mut self.used, used);
         let freed = std::mem::take(&mut self.freed);
+        // (whose room was given back is no excuse for another fall)
+        let left = used < before && self.ends.explain();
         if used < before && !freed {
-            let left = self.ends.explain();
             // room given back late, at the end of a long step, is a new measure no less
             self.most = if left { used } else { self.most };
             // a slot may keep what it held until somebody else is admitted to it (llama.cpp)

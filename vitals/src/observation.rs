@@ -182,6 +182,11 @@ impl GateObs {
         self.unstreamed.is_some_and(|unstreamed| unstreamed >= self.in_flight)
     }
 
+    /// May all that the engine makes now be of answers that are silent until they are whole? No stream has begun.
+    pub fn may_be_whole(&self) -> bool {
+        self.only_unanswered() && self.unstreamed.is_some_and(|unstreamed| unstreamed > 0)
+    }
+
     /// Requests that have had a first byte, or ended: monotone in an epoch.
     pub fn answered(&self) -> u64 {
         self.requests_done.saturating_add(u64::from(self.in_flight.saturating_sub(self.awaiting_first_byte)))

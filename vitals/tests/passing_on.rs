@@ -6,17 +6,19 @@ use common::{Sim, suspect};
 use vitals::observation::{LogHit, PagePhase};
 use vitals::verdict::Verdict;
 
-/// A silent front end over a native loop that was prefilling for 30 s, beside streams or answers that come whole, and when that is fenced.
-fn silent_front_over_a_loop(makes_tokens: bool, whole: bool) -> Option<u64> {
+/// A silent front end over a native loop, for so long, beside streams that have begun, or beside requests of which none has, and so many of which do
+/// not stream; and when that is fenced.
+fn silent_front_over_a_loop(makes_tokens: bool, whole: u32, seconds: u64) -> Option<u64> {
     let mut sim = Sim::native().up().busy(5_000);
     let now = sim.now;
-    if whole {
-        let gate = sim.gate.as_mut().unwrap();
-        (gate.unstreamed, gate.awaiting_first_byte) = (Some(gate.in_flight), gate.in_flight);
+    let gate = sim.gate.as_mut().unwrap();
+    assert!(gate.in_flight > 1);
+    if whole > 0 {
+        (gate.unstreamed, gate.awaiting_first_byte) = (Some(whole.min(gate.in_flight)), gate.in_flight);
     }
     let front = sim.frontend.as_mut().unwrap();
     (front.answers, front.silent_since_ms) = (false, Some(now));
-    (0..300).find_map(|tick| {
+    (0..seconds * 10).find_map(|tick| {
         let at = sim.now + 100;
         let page = sim.page.as_mut().unwrap();
         page.steps_completed += 1;
@@ -27,7 +29,7 @@ fn silent_front_over_a_loop(makes_tokens: bool, whole: bool) -> Option<u64> {
             (page.phase, page.phase_tokens, page.prompt_tokens_owed) = (PagePhase::Prefill, 100, 100_000 - tick * 100);
         }
         let front = sim.frontend.as_mut().unwrap();
-        if whole && tick % 40 == 39 {
+        if whole > 0 && tick % 40 == 39 {
             // a busy event loop answers now and then
             front.silent_since_ms = Some(at);
         }
@@ -37,10 +39,15 @@ fn silent_front_over_a_loop(makes_tokens: bool, whole: bool) -> Option<u64> {
 
 #[test]
 fn a_front_end_is_accused_of_what_its_loop_has_made_and_of_nothing_else() {
-    let fenced = silent_front_over_a_loop(true, false).unwrap();
+    let fenced = silent_front_over_a_loop(true, 0, 30).unwrap();
     assert!(fenced <= 10_000, "{fenced}");
-    assert_eq!(silent_front_over_a_loop(false, false), None, "a loop in prefill has made nothing");
-    assert_eq!(silent_front_over_a_loop(true, true), None, "an answer that comes whole is not due before its end");
+    assert_eq!(silent_front_over_a_loop(false, 0, 30), None, "a loop in prefill has made nothing");
+    assert_eq!(
+        silent_front_over_a_loop(true, u32::MAX, 400),
+        None,
+        "an answer that comes whole is not due before its end"
+    );
+    assert_eq!(silent_front_over_a_loop(true, 1, 400), None, "all that it made may be of the one that does not stream");
 }
 
 #[test]

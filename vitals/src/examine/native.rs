@@ -117,7 +117,7 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
         (since_bytes.min(view.tick.since(view.signs.leaders.steps_at())), admission(view))
     } else if let Some(made_at) = view.signs.silence.made_at().filter(|_| silent_front) {
         // what a loop has not made yet no front end can pass on, nor before its end an answer that does not stream
-        let whole = gate.only_whole_answers().then_some(view.sight.frontend_silent_ms).flatten();
+        let whole = gate.may_be_whole().then_some(view.sight.frontend_silent_ms).flatten();
         let silence = since_bytes.min(view.tick.since(made_at)).min(whole.unwrap_or(Ms::MAX));
         (silence, silence_allowed)
     } else {
