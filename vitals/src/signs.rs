@@ -3,6 +3,7 @@
 //! This is the only place that compares two observations. A counter that goes back is a new process or a new gate: a new baseline,
 //! never a movement.
 
+mod front;
 mod rest;
 mod sight;
 mod silence;
@@ -19,6 +20,7 @@ use crate::owed::owed;
 use crate::policy::Policy;
 use crate::ranks::Ranks;
 use crate::schedulers::Schedulers;
+use front::FrontSign;
 use rest::RestSign;
 use silence::SilenceSign;
 
@@ -85,8 +87,7 @@ pub struct Signs {
     pub startup_moved_at: Ms,
     /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read or written, compilers.
     pub startup_solid_at: Ms,
-    /// When the front end last answered (the caller's clock), and how much of all time was excused by then.
-    front_answered: Option<(Ms, Ms)>,
+    front: FrontSign,
     /// Bytes read and written, and since when they are counted.
     moved: Option<(u64, Ms)>,
     /// The same for what is loaded while it serves, and when that was last seen.
@@ -130,7 +131,7 @@ impl Signs {
         self.cache.look(tick, &sight, scraped, obs.metrics.at_ms);
         self.backlog.look(tick, sight.proc);
         self.look_at_startup(tick, &mut sight);
-        self.look_at_frontend(tick, obs.frontend.at_ms, &mut sight);
+        sight.frontend_silent_ms = self.front.look(tick, &sight, obs.frontend.at_ms, self.metrics_sampled_ms);
         sight.owed = owed(&sight);
         if sight.owed.is_some() && (!self.owed_before || sight.gate_began) {
             let since = sight.gate.and_then(|g| g.oldest_in_flight_ms).unwrap_or(tick.now_ms);
@@ -318,22 +319,6 @@ impl Signs {
         }
         self.startup_cpu = Some((proc.cpu_ms, tick.counted_ms));
         proc.cpu_ms.saturating_sub(before).saturating_mul(1000) / span_ms >= STARTUP_CPU_PERMILLE
-    }
-
-    /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence: what was
-    /// excused since its last answer is taken off. `/metrics` is answered by the same port: a `/health` that is silent beside it waits for
-    /// the engine, whose silence is not the front end's.
-    fn look_at_frontend(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
-        let Some(frontend) = sight.frontend else { return };
-        let excused_ms = tick.now_ms.saturating_sub(tick.counted_ms);
-        let answered = self.front_answered.get_or_insert((at_ms, excused_ms));
-        if frontend.answers && answered.0 != at_ms {
-            *answered = (at_ms, excused_ms);
-        }
-        let excused_ms = excused_ms.saturating_sub(answered.1);
-        let scraped_ms = sight.metrics.map_or(0, |_| self.metrics_sampled_ms);
-        let since = frontend.silent_since_ms.filter(|_| !frontend.answers).map(|at| at.max(scraped_ms));
-        sight.frontend_silent_ms = since.map(|at| tick.now_ms.saturating_sub(at).saturating_sub(excused_ms));
     }
 
     /// The longest prompt that the gate has owed since the last delivery; where it does not tell, all are as long as each other.

@@ -153,7 +153,7 @@ fn pods_that_were_judged_wrongly_once_are_judged_rightly() {
 }
 
 /// Hangs that were missed or fenced late once, each with what the detector had taken for progress.
-const MISSED_ONCE: [(&str, u64, &str); 7] = [
+const MISSED_ONCE: [(&str, u64, &str); 8] = [
     ("mutant", 0x0eed_0ee1_2ad8_0889, "the room that prompts gave up at each round, for that of clients who left"),
     ("H9", 0x54f2_c42a_5695_0f50, "the same of an engine that counts whole answers alone"),
     ("H9", 0xb180_c4f3_f035_7f57, "room taken little by little beside prompts that went round"),
@@ -161,6 +161,7 @@ const MISSED_ONCE: [(&str, u64, &str); 7] = [
     ("mutant", 0x3a24_2635_7979_d3c6, "what it did for clients who left: fenced minutes late"),
     ("H8", 0xe73b_5591_f76e_0c06, "the same"),
     ("mutant", 0xa543_5992_cd23_1271, "the same by one that counts whole answers alone"),
+    ("excused", 0x3c60_f165_aa52_fadc, "a pause before a front end stopped, for an excuse of its silence"),
 ];
 
 #[test]
