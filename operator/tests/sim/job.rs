@@ -88,6 +88,7 @@ impl Job {
                 // where engines freeze or heal by the clock, what an operator gets to see depends on when it looks
                 if !story::by_the_clock(name) {
                     report.compare("P1", "the run without a crash", &whole(name));
+                    report.writes_no_more(&whole(name), deaths.len() as u64);
                 }
                 report
             }

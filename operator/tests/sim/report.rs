@@ -1,8 +1,12 @@
 //! What a run came to, and how it is held against another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
+
+/// Objects that tell of the world, and how many times more they may be written for each fault.
+const TELLING: [&str; 4] = ["/inferencedeployments/", "/engineincidents", "/pods", "/events"];
+const TOLD_MORE_MAX: u64 = 6;
 
 /// What a run came to.
 #[derive(Debug)]
@@ -12,6 +16,8 @@ pub struct Report {
     /// Writes of operators, the Lease not counted.
     pub writes: u64,
     pub effective: u64,
+    /// The same by object (P7).
+    pub written: BTreeMap<String, u64>,
     pub events: u64,
     pub virtual_ms: u64,
     /// The objects as they are in the end, without what differs from run to run.
@@ -27,6 +33,7 @@ impl Report {
             hash: 0,
             writes: 0,
             effective: 0,
+            written: BTreeMap::new(),
             events: 0,
             virtual_ms: 0,
             end_state: Value::Null,
@@ -46,6 +53,21 @@ impl Report {
         }
     }
 
+    /// P7: no object was written more often than in `other`, a run without them, but once for each of so many faults. Status, incidents and
+    /// pods' notes tell of the world, which somebody else gets to see in other pieces: they may be written some times more.
+    pub fn writes_no_more(&mut self, other: &Report, faults: u64) {
+        let most = |object: &String| {
+            let each = if TELLING.iter().any(|kind| object.contains(kind)) { TOLD_MORE_MAX } else { 1 };
+            other.written.get(object).copied().unwrap_or(0) + each * faults
+        };
+        let more = self.written.iter().filter(|(object, count)| **count > most(object));
+        let more: Vec<String> =
+            more.map(|(object, count)| format!("{object} {count} times and not {} at most", most(object))).collect();
+        if !more.is_empty() {
+            self.violations.push(format!("P7: written more often than without a fault: {}", more.join("; ")));
+        }
+    }
+
     /// What the log must and must not hold, where the end alone does not tell.
     pub fn has_words(&mut self, words: &[(&str, &str, bool)]) {
         for (property, word, wanted) in words {
@@ -55,4 +77,16 @@ impl Report {
             }
         }
     }
+}
+
+/// Writes by `METHOD /path`, by object; those of a kind together whose names are others in another run.
+pub fn by_object(writes: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let mut objects = BTreeMap::new();
+    for (write, count) in writes {
+        let path = write.split_once(' ').map_or(write.as_str(), |(_, path)| path);
+        let path = path.trim_end_matches("/status").trim_end_matches("/scale");
+        let nameless = ["/pods/", "/engineincidents/"].iter().find_map(|kind| Some(path.find(kind)? + kind.len() - 1));
+        *objects.entry(path[..nameless.unwrap_or(path.len())].to_owned()).or_default() += count;
+    }
+    objects
 }
