@@ -52,10 +52,9 @@ async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
     let mut requests = one::<Pod>(&context, PODS, of_owner);
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
     let chat = ("serving".to_owned(), "chat".to_owned());
-    assert_eq!(
-        requests.next().await.expect("endless"),
-        Concerned::First { kind: "Pod", changed: [(chat, None)].into() }
-    );
+    let mut changed = Changed::default();
+    changed.note(chat, None);
+    assert_eq!(requests.next().await.expect("endless"), Concerned::First { kind: "Pod", changed });
     assert!(timeout(Duration::from_secs(1), requests.next()).await.is_err());
     assert!(context.health.faults().is_empty());
 }

@@ -16,8 +16,30 @@ use super::queue::Key;
 /// second or two.
 pub const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Whose objects a kind has, and when the last change of any of them was stored.
-pub type Changed = BTreeMap<Key, Option<Timestamp>>;
+/// Whose objects there are, and when the last change of any of them was stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changed(BTreeMap<Key, Option<Timestamp>>);
+
+impl Changed {
+    /// An object of this one was changed then.
+    pub fn note(&mut self, key: Key, at: Option<Timestamp>) {
+        let known = self.0.entry(key).or_default();
+        *known = at.max(*known);
+    }
+
+    /// By name.
+    pub fn into_keys(self) -> impl Iterator<Item = Key> {
+        self.0.into_keys()
+    }
+
+    /// The youngest change first; by name where there is nothing to choose.
+    pub fn in_order(&self) -> Vec<Key> {
+        let mut all: Vec<_> = self.0.iter().collect();
+        // (the sort keeps the names' order among equals)
+        all.sort_by(|a, b| b.1.cmp(a.1));
+        all.into_iter().map(|(key, _)| key.clone()).collect()
+    }
+}
 
 /// What was told so far.
 #[derive(Debug)]
@@ -38,10 +60,7 @@ impl FirstLook {
     /// One kind has told, or cannot: then nothing has changed of it that anybody knows.
     pub fn heard(&mut self, kind: &'static str, changed: Changed) {
         self.told.insert(kind);
-        for (key, at) in changed {
-            let known = self.changed.entry(key).or_default();
-            *known = at.max(*known);
-        }
+        changed.0.into_iter().for_each(|(key, at)| self.changed.note(key, at));
     }
 
     /// So long at most it is waited for.
@@ -51,13 +70,8 @@ impl FirstLook {
 
     /// Whom to look at, in this order; `None`: a kind is still waited for.
     pub fn over(&self, now: Instant) -> Option<Vec<Key>> {
-        if self.told.len() < self.kinds && now < self.until {
-            return None;
-        }
-        let mut all: Vec<_> = self.changed.iter().collect();
-        // (the sort keeps the names' order among equals)
-        all.sort_by(|a, b| b.1.cmp(a.1));
-        Some(all.into_iter().map(|(key, _)| key.clone()).collect())
+        let is_over = self.told.len() >= self.kinds || now >= self.until;
+        is_over.then(|| self.changed.in_order())
     }
 }
 
@@ -67,7 +81,9 @@ mod tests {
 
     fn told(names: &[(&str, Option<i64>)]) -> Changed {
         let at = |second: i64| Timestamp::from_second(second).unwrap();
-        names.iter().map(|(name, second)| (("ns".to_owned(), (*name).to_owned()), second.map(at))).collect()
+        let mut changed = Changed::default();
+        names.iter().for_each(|(name, second)| changed.note(("ns".to_owned(), (*name).to_owned()), second.map(at)));
+        changed
     }
 
     fn names(look: &FirstLook, now: Instant) -> Option<String> {

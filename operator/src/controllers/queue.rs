@@ -9,8 +9,6 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::first::Changed;
-
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// After a failure nothing that happens calls the next pass sooner than this.
@@ -73,9 +71,8 @@ impl Queue {
     }
 
     /// A pass is wanted at `at` over each of these and each that is known.
-    pub fn ask_all(&mut self, told: Changed, at: Instant) {
-        let known = self.due.keys().chain(&self.running).cloned();
-        let all: BTreeSet<Key> = known.chain(told.into_keys()).collect();
+    pub fn ask_all(&mut self, keys: impl Iterator<Item = Key>, at: Instant) {
+        let all: BTreeSet<Key> = self.due.keys().chain(&self.running).cloned().chain(keys).collect();
         all.into_iter().for_each(|key| self.ask(key, at));
     }
 
@@ -191,7 +188,7 @@ mod tests {
         queue.ask(key("gone"), t);
         assert_eq!((queue.take(t), queue.take(t)), (Some(key("gone")), Some(key("runs"))));
         queue.done(key("gone"), Next::Forget, t);
-        queue.ask_all(Changed::from([(key("waits"), None), (key("young"), None)]), t + S);
+        queue.ask_all(["waits", "young"].map(key).into_iter(), t + S);
         let taken = [(); 3].map(|()| queue.take(t + S));
         assert_eq!(taken, [Some(key("waits")), Some(key("young")), None], "one runs, one is gone");
         queue.done(key("runs"), Next::After(300 * S), t + S);

@@ -173,8 +173,7 @@ impl Feed {
             let page = page.map_err(|error| format!("list: {error}"))?;
             for object in &page.items {
                 let Some(key) = (self.owner)(object) else { continue };
-                let last = changed.entry(key.clone()).or_default();
-                *last = object.changed_at().max(*last);
+                changed.note(key.clone(), object.changed_at());
                 now.added(key);
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
@@ -283,7 +282,8 @@ mod tests {
         let chat = ("ns".to_owned(), "chat".to_owned());
         let list = || Known(BTreeMap::from([(chat.clone(), 1)]));
         let mut feed = feed();
-        let changed = Changed::from([(chat.clone(), None)]);
+        let mut changed = Changed::default();
+        changed.note(chat.clone(), None);
         feed.in_step(list(), changed.clone());
         assert_eq!(feed.ready, [Concerned::First { kind: "Pod", changed }]);
         feed.ready.clear();

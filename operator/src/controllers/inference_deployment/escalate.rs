@@ -1,5 +1,5 @@
 //! The terms on which restarts are granted (I2, I3), pure: when to hold because of a common cause, when a restart in place
-//! has failed often enough to replace the pod, which pod is the last that serves, and which node is under suspicion.
+//! has failed often enough to replace the pod, and which pod is the last that serves.
 
 use crds::{
     Grant, GrantAction, InferenceDeployment, PastGrant,
@@ -24,6 +24,7 @@ const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
 const LINGERS_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// A delete that was sent has been felt by then, if it ever is.
 const DELETED_BY: SignedDuration = SignedDuration::from_secs(30);
+
 /// Of whoever has not looked at the fleet.
 const ALL_SLOTS: Slots = Slots { count: usize::MAX, one_is_kept: false };
 
