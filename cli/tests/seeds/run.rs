@@ -135,6 +135,11 @@ impl Run {
         std::fs::read_to_string(self.dir.path().join("run.log")).is_ok_and(|log| log.contains(words))
     }
 
+    /// Waits for a line of the log with these words.
+    pub fn says(&self, words: &str) {
+        self.until(words, || self.has_said(words).then_some(()));
+    }
+
     /// How often the engine was started.
     pub fn starts(&self) -> u64 {
         self.engine_file().starts
