@@ -16,6 +16,8 @@ mod ends;
 mod lies;
 #[path = "common/not_run.rs"]
 mod not_run;
+#[path = "processes/part.rs"]
+mod part;
 #[path = "processes/pod.rs"]
 mod pod;
 #[path = "common/run.rs"]

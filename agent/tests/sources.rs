@@ -1,6 +1,8 @@
 //! The sources against fixture trees, real child processes and real servers on loopback.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+#[path = "sources/cores.rs"]
+mod cores;
 #[path = "sources/facts.rs"]
 mod facts;
 #[path = "sources/fixture.rs"]

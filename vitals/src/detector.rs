@@ -15,6 +15,7 @@ use case::Case;
 use said::{Said, Spoken, Words};
 use trial::Trial;
 
+use crate::ended::examine_ended;
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
 use crate::leaders::leads;
@@ -270,7 +271,13 @@ impl Detector {
 
     fn examine(&self, tick: &Tick, sight: &Sight<'_>) -> Exam {
         let view = self.view(tick, sight);
-        let exam = if self.in_startup() && !ready(&view) { examine_startup(&view) } else { examine(&view) };
+        let exam = if self.in_startup() && !ready(&view) {
+            let mut exam = examine_startup(&view);
+            examine_ended(&view, &mut exam);
+            exam
+        } else {
+            examine(&view)
+        };
         Exam { confirmed: matches!(self.stage, Stage::Stalled(_)), ..exam }
     }
 

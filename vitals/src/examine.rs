@@ -7,6 +7,7 @@ mod foreign;
 mod native;
 
 use crate::deadlines;
+use crate::ended::examine_ended;
 use crate::excuse::Tick;
 use crate::leaders::ENGINES_MAX;
 use crate::observation::{GateObs, Ms, PageObs, PagePhase};
@@ -179,6 +180,7 @@ impl View<'_> {
 pub fn examine(view: &View<'_>) -> Exam {
     let gate = deadlines::gate_silence(view);
     let mut exam = Exam { gate_allowed_ms: gate.ms, ..Exam::default() };
+    examine_ended(view, &mut exam);
     match view.sight.native() {
         Some(page) => {
             native::loops(view, &mut exam);
@@ -218,7 +220,12 @@ fn undelivered(view: &View<'_>, exam: &mut Exam) {
 
 impl Exam {
     /// Holds a silence against a deadline; the first complaint stays.
-    fn hold(&mut self, silence_ms: Ms, allowed: Allowed, complain: impl FnOnce() -> (StallClass, Reason, PageSays)) {
+    pub(crate) fn hold(
+        &mut self,
+        silence_ms: Ms,
+        allowed: Allowed,
+        complain: impl FnOnce() -> (StallClass, Reason, PageSays),
+    ) {
         if silence_ms <= allowed.ms {
             let due = allowed.ms - silence_ms;
             self.due_in_ms = Some(self.due_in_ms.map_or(due, |other| other.min(due)));

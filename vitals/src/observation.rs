@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::ended::EndedObs;
 use crate::xid::Remedy;
 
 /// Milliseconds of the caller's monotonic clock.
@@ -261,6 +262,9 @@ pub struct ProcObs {
     /// Processes of the tree that are stopped (state T) and not traced, whichever of them steps.
     #[serde(default)]
     pub stopped: u32,
+    /// A process by which the engine steps has ended while its first one lives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<EndedObs>,
     /// How long, since the look before, the unluckiest thread of the process that steps could have run and was given no core. `None`: that
     /// look is too long ago, or the kernel does not say.
     #[serde(default)]

@@ -12,6 +12,7 @@ pub use self::sight::Sight;
 pub(crate) use self::sight::handed_on_at;
 use crate::backlog::Backlog;
 use crate::cache::CacheSign;
+use crate::ended::EndedSign;
 use crate::excuse::Tick;
 use crate::leaders::Leaders;
 use crate::leavers::Leavers;
@@ -61,6 +62,7 @@ pub struct Signs {
     pub metrics_iterations_at: Ms,
     pub cache: CacheSign,
     pub backlog: Backlog,
+    pub ended: EndedSign,
     pub rest: RestSign,
     pub silence: SilenceSign,
     /// Files that the engine said it had open when anything of its page last moved.
@@ -130,6 +132,7 @@ impl Signs {
         let scraped = obs.metrics.at_ms != sight.metrics_since_ms;
         self.cache.look(tick, &sight, scraped, obs.metrics.at_ms);
         self.backlog.look(tick, sight.proc);
+        self.ended.look(tick, sight.ended);
         self.look_at_startup(tick, &mut sight);
         sight.frontend_silent_ms = self.front.look(tick, &sight, obs.frontend.at_ms, self.metrics_sampled_ms);
         sight.owed = owed(&sight);

@@ -31,6 +31,7 @@ pub enum StallClass {
     Livelock,
     FrontendStalled,
     Unkillable,
+    ProcessDied,
 }
 
 impl Verdict {
@@ -61,7 +62,7 @@ impl Verdict {
 
 impl StallClass {
     /// What [`StallClass::name`] may be.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "StepStalled",
         "RankSilent",
         "DeviceWait",
@@ -71,6 +72,7 @@ impl StallClass {
         "Livelock",
         "FrontendStalled",
         "Unkillable",
+        "ProcessDied",
     ];
 
     /// The class's name without its ranks: one of [`StallClass::NAMES`].
@@ -85,6 +87,7 @@ impl StallClass {
             Self::Livelock => "Livelock",
             Self::FrontendStalled => "FrontendStalled",
             Self::Unkillable => "Unkillable",
+            Self::ProcessDied => "ProcessDied",
         }
     }
 }
@@ -154,7 +157,8 @@ mod tests {
     fn every_class_has_a_name_of_the_list() {
         let silent = RankSilent { ranks: vec![1] };
         let steps = [StepStalled, silent, DeviceWait].map(|class| class.name());
-        let others = [StartupStalled, AdmissionStalled, DecodeStalled, Livelock, FrontendStalled, Unkillable];
+        let others =
+            [StartupStalled, AdmissionStalled, DecodeStalled, Livelock, FrontendStalled, Unkillable, ProcessDied];
         assert_eq!([steps.as_slice(), others.map(|class| class.name()).as_slice()].concat(), StallClass::NAMES);
     }
 }

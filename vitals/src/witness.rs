@@ -9,7 +9,7 @@ use crate::owed::OwedSource;
 use crate::policy::Policy;
 use crate::running::Running;
 use crate::signs::Sight;
-use crate::verdict::Reason;
+use crate::verdict::{Reason, StallClass};
 use crate::xid::{self, Xid};
 
 const NVML_SILENT_MS_MIN: Ms = 5_000;
@@ -245,6 +245,9 @@ impl Witnesses {
     pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> Weight {
         let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new(), silence_ms_min: 0, decisive: false };
         page_speaks(view, complaint, &mut weight);
+        if complaint.class == StallClass::ProcessDied {
+            weight.decide(Strength::Strong, "proc", "what has ended delivers nothing more".to_owned());
+        }
         self.bystanders_speak(view, &mut weight);
         let second_source = view.sight.metrics.is_some() || view.sight.page.is_some() || view.sight.frontend_silent(1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch; between two generations for a tool

@@ -8,6 +8,7 @@
 mod aside;
 pub(crate) mod cgroup;
 pub mod clock;
+mod cores;
 mod exit;
 pub mod facts;
 mod frontend;

@@ -9,6 +9,7 @@ use vitals::observation::ProcObs;
 
 use super::cgroup::CgroupWatch;
 use super::clock::TickClock;
+use super::cores::Cores;
 use super::procs::{ProcRoot, Stat};
 use super::tree::{EngineProcess, family};
 
@@ -67,6 +68,7 @@ pub struct ProcSource {
     compiler_ticks: u64,
     looked_ms: Option<u64>,
     stepping: Option<i32>,
+    cores: Cores,
     /// Whether a debugger holds a member, and when that was last asked.
     traced: (u64, bool),
 }
@@ -99,6 +101,7 @@ impl ProcSource {
             compiler_ticks: 0,
             looked_ms: None,
             stepping: None,
+            cores: Cores::default(),
             traced: (0, false),
         }
     }
@@ -138,6 +141,7 @@ impl ProcSource {
         let alive = root.as_ref().is_some_and(|stat| !stat.ended());
         let mut stats = self.member_stats(root);
         self.count_cpu(&stats, now_ms);
+        self.cores.look(&self.proc, &stats, engine.pid, page_pid, now_ms);
         forget_stopped_visitors(&mut stats, engine.pid, page_pid);
         let stepping = self.stepping(&stats, &engine, page_pid);
         let compilers = stats.iter().filter(|stat| is_compiler(&stat.comm) && !stat.ended()).count();
@@ -156,6 +160,7 @@ impl ProcSource {
             throttled: held.throttled,
             frozen: held.frozen,
             stopped: count_stopped(&stats),
+            ended: self.cores.ended(),
             // the agent alone knows what it sent; the rest is gathered off the tick
             ..ProcObs::default()
         })

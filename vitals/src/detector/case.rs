@@ -72,7 +72,9 @@ impl Detector {
     /// A suspicion goes on: confirmed when its time has come, let out on trial when nothing is owed any more or it grows too old.
     fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Said {
         let age = tick.since(case.began_counted);
-        let owed = sight.owed.is_some() || case.in_startup;
+        // whose process has ended can serve nobody, whether or not anybody waits
+        let died = |exam: &Exam| exam.complaint.as_ref().is_some_and(|c| c.class == StallClass::ProcessDied);
+        let owed = sight.owed.is_some() || case.in_startup || died(&exam);
         let relapse = self.relapsing(tick);
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
@@ -147,6 +149,7 @@ impl Detector {
         let no_kill = sight.proc.is_none_or(|p| p.kill_sent_ms.is_none() && !matches!(p.state, Some('T' | 'D' | 'Z')));
         sight.owed.is_none()
             && !case.in_startup
+            && case.class != StallClass::ProcessDied
             && sight.frontend.is_some_and(|f| f.answers)
             && no_kill
             && !self.view(tick, sight).step_beyond_lease()
@@ -186,6 +189,10 @@ impl Detector {
                 Some(leader) => leader.lives(&case.class, clear),
                 None => self.signs.schedulers.moves(engine, case.began_ms),
             };
+        }
+        if case.class == StallClass::ProcessDied {
+            // a front end without its engine answers with errors, which are bytes as well: another process must have come
+            return exam.complaint.as_ref().is_none_or(|complaint| complaint.class != StallClass::ProcessDied);
         }
         // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
         if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {

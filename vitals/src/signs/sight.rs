@@ -1,5 +1,6 @@
 //! What one tick sees, and what of it moved since the last.
 
+use crate::ended::{self, EndedObs};
 use crate::excuse::Tick;
 use crate::leaders::leads;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
@@ -15,6 +16,8 @@ pub struct Sight<'a> {
     pub pages: &'a [PageObs],
     pub metrics: Option<&'a MetricsObs>,
     pub proc: Option<&'a ProcObs>,
+    /// A process by which the engine steps that has ended, where nobody wished it to.
+    pub ended: Option<&'a EndedObs>,
     pub ras: Option<&'a RasObs>,
     pub frontend: Option<&'a FrontendObs>,
     /// For how long the front end has not answered, in counted time; `None` while it does, or where nothing is known of it now.
@@ -54,13 +57,15 @@ pub struct Sight<'a> {
 impl<'a> Sight<'a> {
     /// What is fresh of this observation; nothing is known yet of what moved.
     pub(super) fn of(now_ms: Ms, obs: &'a Observation, policy: &Policy) -> Self {
+        let proc = obs.proc.fresh(now_ms, policy.metrics_fresh_ms);
         let pages: &[PageObs] = obs.pages.fresh(now_ms, policy.fresh_ms).map_or(&[], Vec::as_slice);
         Self {
             gate: obs.gate.fresh(now_ms, policy.fresh_ms),
             page: pages.iter().filter(|page| leads(page)).min_by_key(|page| page.rank),
             pages,
             metrics: obs.metrics.fresh(now_ms, policy.metrics_fresh_ms),
-            proc: obs.proc.fresh(now_ms, policy.metrics_fresh_ms),
+            proc,
+            ended: ended::of(proc, obs),
             ras: obs.ras.fresh(now_ms, policy.ras_fresh_ms).filter(|ras| ras.answered),
             frontend: obs.frontend.fresh(now_ms, policy.metrics_fresh_ms),
             frontend_silent_ms: None,

@@ -144,7 +144,8 @@ impl Checker {
 
     /// Nothing more can be learned from this history.
     pub fn is_over(&self) -> bool {
-        let lingers = self.linger && self.fault.is_some() && self.owed_at.is_some_and(|at| self.last < at + LINGER);
+        // others, who may know of a hang by work alone, are watched until some has been owed for long
+        let lingers = self.linger && self.fault.is_some() && self.owed_at.is_none_or(|at| self.last < at + LINGER);
         self.over && !lingers
     }
 
@@ -181,6 +182,9 @@ impl Checker {
         // a process that is not there is no engine to be right or wrong about
         self.env_until = (world.env.stood_still + ENV_GRACE).max(world.env.born.min(world.now + 1));
         if self.over {
+            if self.owed_at.is_none() && self.fault.is_some() {
+                self.note_owed(world);
+            }
             return;
         }
         match self.fault {
@@ -254,7 +258,8 @@ impl Checker {
     }
 
     fn age_ms(&self, now: Us) -> u64 {
-        now.saturating_sub(self.owed_at.unwrap_or(now)) / MS
+        let unowed_at = || self.fault.filter(|(_, fault)| fault.way == Way::CoreGone).map_or(now, |(at, _)| at);
+        now.saturating_sub(self.owed_at.unwrap_or_else(unowed_at)) / MS
     }
 
     fn hanging(&mut self, world: &World, outcome: &Outcome, fault: Fault) {
@@ -268,6 +273,8 @@ impl Checker {
             self.lease_ms = self.lease_ms.max(step.lease_ms);
         }
         self.in_decode &= world.engine.book.prompt_owed == 0;
+        // that a process is gone is told whether or not anything is owed
+        self.verdicts.unowed &= outcome.verdict.class() != Some(&StallClass::ProcessDied);
         let dead = fault.way == Way::Crash || fault.way == Way::CoreGone;
         let caught = outcome.verdict.class().is_some() || (dead && outcome.verdict == Verdict::Dead);
         if caught && self.fence_at.is_none() {

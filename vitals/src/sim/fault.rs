@@ -131,6 +131,9 @@ impl Fault {
         };
         match (self.way, class) {
             (_, StallClass::Unkillable) => self.undead,
+            (way, StallClass::ProcessDied) => {
+                way == Way::CoreGone && profile.signals.proc && profile.kind.core_title().is_some()
+            }
             (Way::Startup, class) => *class == StallClass::StartupStalled,
             // without its own probe nobody can tell a silent front end from a silent engine, nor one that works on from one that spins
             (Way::Front, StallClass::FrontendStalled) => true,

@@ -30,6 +30,15 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
+    /// What the kernel calls the process by which it steps, where that has a title of its own beside a front end.
+    pub fn core_title(self) -> Option<&'static str> {
+        match self {
+            Self::Vllm => Some("VLLM::EngineCor"),
+            Self::Sglang => Some("sglang::schedul"),
+            Self::Native | Self::LlamaCpp | Self::Tgi | Self::TensorRtLlm => None,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",

@@ -6,7 +6,7 @@ use super::bystanders;
 use super::fault::{Look, Way};
 use super::profile::{EngineKind, MS, SECOND, Us};
 use super::world::{Missing, World};
-use crate::observation::{GateObs, GpuObs, LogHit, Ms, PageObs, PagePhase, ProcObs};
+use crate::observation::{EndedObs, GateObs, GpuObs, LogHit, Ms, PageObs, PagePhase, ProcObs};
 
 /// How the stepping thread and its tree look at one moment.
 #[derive(Debug, Clone, Copy)]
@@ -160,6 +160,10 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.throttled = world.now < env.throttled;
     proc.frozen = world.now < env.frozen;
     proc.stopped = u32::from(looks.state == 'T');
+    let ended = ended_core(world);
+    if proc.ended.as_ref().map(|known| known.pid) != ended.as_ref().map(|ended| ended.pid) {
+        proc.ended = ended;
+    }
     let read = weights_read(world);
     // what is fetched comes by calls that count as no read, and goes to a file
     let (read, written) = if env.fetched { (0, Some(read)) } else { (read, None) };
@@ -170,6 +174,15 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.listening = Some(world.now >= env.ready);
     proc.kill_sent_ms = world.kill_sent.map(|at| at / MS);
     agent.obs.proc.at_ms = world.now / MS;
+}
+
+/// The core that is gone, of an engine whose processes have titles.
+fn ended_core(world: &World) -> Option<EndedObs> {
+    let profile = &world.engine.profile;
+    let (_, fault) = world.fault.filter(|(_, fault)| fault.way == Way::CoreGone)?;
+    let name = profile.kind.core_title()?.to_owned();
+    let peers = if fault.whole_pod { 0 } else { profile.engines.saturating_sub(1) };
+    Some(EndedObs { pid: 42, name, at_ms: world.now / MS, peers })
 }
 
 /// Bytes of weights that the start-up has read: evenly, and no more once it stands still.

@@ -1,6 +1,6 @@
 //! The hangs. Every foreign engine here has a front end that answers 200 all the while.
 
-use vitals::observation::{GpuObs, LogHit, PageObs, RasObs};
+use vitals::observation::{EndedObs, GpuObs, LogHit, PageObs, RasObs};
 
 use super::Hang;
 use super::common::Sim;
@@ -32,6 +32,13 @@ fn spin(mut sim: Sim) -> Sim {
 
 fn quiet(mut sim: Sim) -> Sim {
     sim.cpu = 5;
+    sim
+}
+
+/// A process by which it steps ends.
+fn lost(mut sim: Sim, name: &str) -> Sim {
+    let at_ms = sim.now;
+    sim.process().ended = Some(EndedObs { pid: 42, name: name.to_owned(), at_ms, peers: 0 });
     sim
 }
 
@@ -102,7 +109,14 @@ pub const ALL: &[Hang] = &[
     },
     Hang {
         id: "H6",
-        what: "the engine's process has died, silently",
+        what: "the engine core has died, silently, and the front end answers",
+        right: &["ProcessDied"],
+        build: || lost(quiet(foreign()), "VLLM::EngineCor"),
+        tick: NOTHING,
+    },
+    Hang {
+        id: "H6w",
+        what: "the whole engine has",
         right: &["Dead"],
         build: || {
             let mut sim = foreign();
@@ -114,6 +128,17 @@ pub const ALL: &[Hang] = &[
     Hang {
         id: "H7",
         what: "a scheduler child has died behind a front end that lives",
+        right: &["ProcessDied"],
+        build: || {
+            let mut sim = lost(quiet(foreign()), "sglang::schedul");
+            sim.metrics.as_mut().unwrap().running = None;
+            sim
+        },
+        tick: NOTHING,
+    },
+    Hang {
+        id: "H7u",
+        what: "the same of a process that nobody knows by name",
         right: &["StepStalled"],
         build: || {
             let mut sim = quiet(foreign());

@@ -1,0 +1,111 @@
+//! A process by which the engine steps has ended and its front end lives (H6, H7): told at once, whatever the front end answers, and
+//! forgotten when another one has come.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, cell, stalled, suspect};
+use vitals::observation::{EndedObs, Ms};
+use vitals::verdict::{StallClass, Verdict};
+
+fn serving() -> Sim {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.cpu = 5;
+    sim
+}
+
+fn idle() -> Sim {
+    let mut sim = serving();
+    sim.idle();
+    sim.depart();
+    sim.silence(2_000);
+    sim
+}
+
+/// The engine core's process ends; so many of its name live on.
+fn ends(mut sim: Sim, peers: u32) -> Sim {
+    let at_ms = sim.now;
+    sim.process().ended = Some(EndedObs { pid: 42, name: "VLLM::EngineCor".to_owned(), at_ms, peers });
+    sim
+}
+
+fn fenced_and_confirmed(sim: &mut Sim) -> [Option<Ms>; 2] {
+    let began = sim.now;
+    let fenced = sim.silence_until(10_000, suspect);
+    let confirmed = sim.silence_until(10_000, stalled);
+    [fenced, confirmed.map(|_| sim.now - began)]
+}
+
+#[test]
+fn whoever_has_lost_its_core_is_fenced_and_confirmed_within_seconds_with_work_and_without() {
+    for mut sim in [serving(), idle()] {
+        sim = ends(sim, 0);
+        assert_eq!(fenced_and_confirmed(&mut sim), [Some(600), Some(2_600)]);
+        let last = sim.last.clone().unwrap();
+        assert_eq!(cell(&last), "Stalled(ProcessDied) FER");
+        assert!(last.health_lies);
+        let told = last.reasons.iter().any(|r| r.source == "proc" && r.text.contains("VLLM::EngineCor (process 42)"));
+        assert!(told, "{:?}", last.reasons);
+    }
+}
+
+#[test]
+fn nothing_that_its_front_end_answers_lets_it_out_and_no_trial_does() {
+    for mut sim in [ends(serving(), 0), ends(idle(), 0)] {
+        sim.silence(1_000);
+        // `500 Internal Server Error` to whoever asks
+        for _ in 0..100 {
+            let gate = sim.gate.as_mut().unwrap();
+            gate.chunks_delivered += 1;
+            gate.bytes_delivered += 80;
+            gate.requests_done += 1;
+            gate.last_delivery_ms = Some(sim.now + 90);
+            let outcome = sim.tick(100);
+            assert!(suspect(&outcome.verdict) || stalled(&outcome.verdict), "{outcome:?}");
+        }
+        sim.leave();
+        sim.silence(400_000);
+        assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER", "although nobody waits");
+    }
+}
+
+#[test]
+fn another_one_in_its_place_clears_it() {
+    for ms in [1_000, 10_000] {
+        let mut sim = ends(idle(), 0);
+        sim.silence(ms);
+        assert_eq!(sim.last.as_ref().unwrap().verdict.class(), Some(&StallClass::ProcessDied));
+        sim.process().ended = None;
+        assert_eq!(cell(&sim.tick(100)), "Idle U");
+    }
+}
+
+#[test]
+fn where_others_of_its_name_live_what_they_deliver_speaks_for_them() {
+    let mut sim = ends(serving(), 1);
+    assert!(sim.decode(20_000).iter().all(|outcome| outcome.verdict == Verdict::Progressing));
+    assert_eq!(fenced_and_confirmed(&mut sim), [Some(2_600), Some(4_600)], "and their silence against them");
+}
+
+#[test]
+fn who_was_told_to_leave_or_is_in_other_hands_ends_its_parts_as_it_likes() {
+    let mut sim = ends(serving(), 0);
+    sim.draining = true;
+    assert_eq!(sim.silence_until(2_000, |verdict| suspect(verdict) || stalled(verdict)), None);
+    let mut sim = ends(idle(), 0);
+    sim.maintenance = true;
+    assert_eq!(sim.silence_until(60_000, |verdict| suspect(verdict) || stalled(verdict)), None);
+    let mut sim = ends(serving(), 0);
+    sim.process().alive = false;
+    assert_eq!(sim.tick(100).verdict, Verdict::Dead, "it has ended as a whole");
+}
+
+#[test]
+fn a_start_up_that_has_lost_its_core_is_not_waited_for() {
+    let mut sim = Sim::foreign();
+    sim.metrics = None;
+    sim.silence(20_000);
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Starting);
+    sim = ends(sim, 0);
+    assert_eq!(fenced_and_confirmed(&mut sim), [Some(600), Some(2_600)]);
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Stalled(StallClass::ProcessDied));
+}
