@@ -185,6 +185,7 @@ pub fn examine(view: &View<'_>) -> Exam {
         Some(page) => {
             native::loops(view, &mut exam);
             native::front(view, page, gate, &mut exam);
+            foreign::stopped(view, &mut exam);
         }
         None => foreign::foreign(view, gate, &mut exam),
     }

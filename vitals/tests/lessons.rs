@@ -5,7 +5,7 @@ mod common;
 use common::{Sim, stalled, suspect};
 use vitals::detector::{Detector, Policy};
 use vitals::observation::{Ms, PagePhase};
-use vitals::verdict::Verdict;
+use vitals::verdict::{StallClass, Verdict};
 
 #[test]
 fn gauges_that_stand_after_the_last_request_owe_nothing() {
@@ -105,6 +105,22 @@ fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() 
     let fenced = sim.silence_until(10_000, suspect).unwrap();
     let confirmed = fenced + sim.silence_until(60_000, stalled).unwrap();
     assert!(confirmed <= 15_000, "{fenced} {confirmed}");
+}
+
+#[test]
+fn no_lease_excuses_a_step_that_somebody_has_stopped() {
+    for (stopped, allowed) in [(true, 0..=3_000), (false, 120_000..=121_000)] {
+        let mut sim = Sim::native().up();
+        sim.admit(4, 14_000);
+        let page = sim.page.as_mut().unwrap();
+        (page.phase, page.phase_tokens, page.lease_ms) = (PagePhase::Prefill, 14_000, 120_000);
+        (sim.cpu, sim.process().stopped) = (10, u32::from(stopped));
+        let fenced = sim.silence_until(200_000, suspect).unwrap();
+        assert!(allowed.contains(&fenced), "{stopped}: {fenced}");
+        let confirmed = sim.silence_until(60_000, stalled).unwrap();
+        assert!(confirmed <= 12_000, "{stopped}: {confirmed}");
+        assert_eq!(sim.last.unwrap().verdict, Verdict::Stalled(StallClass::StepStalled));
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
         );
         (foreign_class(view), reason(source_name(owed.source), text), PageSays::Nothing)
     });
-    stopped(view, owed, since.any, exam);
+    stopped(view, exam);
     turning(view, owed, allowed, since, exam);
 }
 
@@ -90,10 +90,13 @@ fn nothing_works(view: &View<'_>, gate: Allowed) -> Option<Allowed> {
 
 /// A stopped process without a debugger delivers nothing, whatever was learned, and whichever of the tree it is: the front end that
 /// was picked as the one to watch may well run.
-fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
+/// (A lease was declared for a step that runs, and says no more of one that does not.)
+pub(super) fn stopped(view: &View<'_>, exam: &mut Exam) {
+    let Some(owed) = view.sight.owed else { return };
     if !view.sight.proc.is_some_and(|proc| proc.state == Some('T') || proc.stopped > 0) {
         return;
     }
+    let since_any = view.tick.since(view.signs.delivered_at().max(view.signs.owed_since).max(view.signs.moved_at()));
     let allowed = Allowed::policy(view.policy.foreign_floor_ms);
     exam.hold(since_any, allowed, || {
         let text = format!("{} requests owed ({}), a process of the engine is stopped (state T) without a debugger, and nothing moved for {since_any} ms; {}", owed.requests, source_name(owed.source), allowed.words());
