@@ -16,6 +16,7 @@ class Kind(NamedTuple):
     what: str
     group: str  # which server: a name of GROUPS
     signal: Optional[Tuple[str, int, str]] = None  # process, index, STOP or KILL
+    first: Optional[Tuple[str, int]] = None  # who is stopped just before, and wakes when all is over
     hang: Optional[str] = None
     idle: bool = False  # no load before; requests come afterwards
     classes: Tuple[str, ...] = ()
@@ -37,9 +38,14 @@ KINDS = (
     Kind("p1", "the only worker SIGSTOP", "basic", signal=("worker", 0, "STOP"), classes=STEP + ("RankSilent",)),
     Kind("i", "API server SIGSTOP", "basic", signal=("api", 0, "STOP"), classes=("FrontendStalled",)),
     Kind("h", "core SIGKILL", "basic", signal=("core", 0, "KILL"), classes=("Dead",)),
+    Kind("h3", "the only worker SIGKILL", "basic", signal=("worker", 0, "KILL"), classes=("Dead",)),
+    Kind("n", "core SIGKILL behind an API server that stands still", "basic", signal=("core", 0, "KILL"), first=("api", 0),
+         classes=("ProcessDied",)),
     Kind("p2", "one of two workers SIGSTOP", "tp2", signal=("worker", 1, "STOP"), classes=STEP + ("RankSilent",)),
     Kind("k3-tp2", "lock in one of two workers", "tp2", hang="worker lock", classes=STEP + ("RankSilent",)),
     Kind("k1-tp2", "Python spin in EngineCore.step above two workers", "tp2", hang="core spin", classes=STEP),
+    Kind("f-tp2", "core SIGSTOP above two workers", "tp2", signal=("core", 0, "STOP"), classes=STEP),
+    Kind("h3-tp2", "one of two workers SIGKILL", "tp2", signal=("worker", 1, "KILL"), classes=("Dead",)),
     Kind("c1", "a prompt of 14 000 tokens in a single step", "long", benign="long", slow_step=True),
     Kind("c3", "a prompt of 14 000 tokens in chunks of 512", "chunked", benign="long"),
     Kind("d", "start-up with compilation", "compiled", benign="start"),
