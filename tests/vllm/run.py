@@ -23,7 +23,7 @@ from server import HERE, ROOT, Failure, Server, ask
 
 # A hang must be confirmed within this: what the most patient of the rivals waits, and the agent's own capture.
 CONFIRM_S = 330
-FENCE_S_MAX = 30  # of a warm engine, whatever else the machine does
+FENCE_S_MAX = 75  # of a warm engine; a minute is what one that has answered few requests is given where nothing works
 RECOVER_S = 900
 WARM_S = 25
 WARM_S_MAX = 300
@@ -249,11 +249,11 @@ def calm(server):
 
 def benign(server, kind, site, ranks, began):
     """One thing that is no hang: it must pass without an alarm, and without one between two looks at the verdict."""
-    known = 0 if kind.benign == "start" else len(server.incidents())
+    known = set() if kind.benign == "start" else {incident["id"] for incident in server.incidents()}
     made = passed(server, kind, site, ranks, began)
-    more = len(server.incidents()) - known
+    more = [incident for incident in server.incidents() if incident["id"] not in known]
     if more and not kind.slow_step:
-        made.update(ok=False, note=f"{more} incidents: {server.incidents()[0].get('reasons')}; {made['note']}")
+        made.update(ok=False, note=f"{len(more)} incidents: {more[0].get('reasons')}; {made['note']}")
     return made
 
 

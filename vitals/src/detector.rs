@@ -273,7 +273,7 @@ impl Detector {
         let view = self.view(tick, sight);
         let exam = if self.in_startup() && !ready(&view) {
             let mut exam = examine_startup(&view);
-            examine_ended(&view, &mut exam);
+            examine_ended(&view, true, &mut exam);
             exam
         } else {
             examine(&view)

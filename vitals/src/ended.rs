@@ -4,9 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::examine::{Allowed, Exam, View, reason};
+use crate::examine::{Allowed, Complaint, Exam, View, reason};
 use crate::excuse::Tick;
 use crate::observation::{Ms, Observation, ProcObs};
+use crate::signs::Sight;
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
@@ -25,16 +26,41 @@ pub struct EndedObs {
     pub peers: u32,
 }
 
-/// Since when it has been missed, in counted time.
+/// Since when it has been missed, in counted time, and whether the engine goes on without it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EndedSign {
-    since: Option<(i32, Ms)>,
+    missed: Option<Missed>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Missed {
+    pid: i32,
+    since: Ms,
+    /// Whoever steps after its end needs it for nothing: it was no part of the engine, or another does its work.
+    outlived: bool,
 }
 
 impl EndedSign {
-    pub fn look(&mut self, tick: &Tick, ended: Option<&EndedObs>) {
-        let known = self.since.filter(|(pid, _)| ended.is_some_and(|ended| ended.pid == *pid));
-        self.since = known.or(ended.map(|ended| (ended.pid, tick.mark(ended.at_ms))));
+    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>) {
+        let Some(ended) = sight.ended else {
+            self.missed = None;
+            return;
+        };
+        let known = self.missed.filter(|missed| missed.pid == ended.pid);
+        let missed = known.unwrap_or(Missed { pid: ended.pid, since: tick.mark(ended.at_ms), outlived: false });
+        // a scrape counts what was made since the one before it
+        let counted = sight.metrics_since_ms >= ended.at_ms && (sight.metrics_delivered || sight.iterations_moved);
+        let steps = known.is_some() && (sight.page_delivered || sight.steps_done > 0 || counted);
+        self.missed = Some(Missed { outlived: missed.outlived || steps, ..missed });
+    }
+
+    /// Is it missed by one who has no other of its name, be it for less than the grace?
+    pub fn is_missed(&self, sight: &Sight<'_>) -> bool {
+        self.since().is_some() && sight.ended.is_some_and(|ended| ended.peers == 0)
+    }
+
+    fn since(&self) -> Option<Ms> {
+        self.missed.filter(|missed| !missed.outlived).map(|missed| missed.since)
     }
 }
 
@@ -43,23 +69,33 @@ pub(crate) fn of<'a>(proc: Option<&'a ProcObs>, obs: &Observation) -> Option<&'a
     proc.filter(|proc| proc.alive && !obs.draining)?.ended.as_ref()
 }
 
-/// Holds the end against the engine, whether or not it owes anything. Where others of its name live, only if they show nothing either.
-pub(crate) fn examine_ended(view: &View<'_>, exam: &mut Exam) {
-    let (Some(ended), Some((_, since))) = (view.sight.ended, view.signs.ended.since) else { return };
+/// Holds the end against the engine, whether or not it owes anything: what is owed next will hang. Where others of its name live, only while
+/// work is owed of which nothing at all moves. During a start-up that is what a start-up that stands still is called.
+pub(crate) fn examine_ended(view: &View<'_>, starts: bool, exam: &mut Exam) {
+    let (sight, signs) = (view.sight, view.signs);
+    let (Some(ended), Some(since)) = (sight.ended, signs.ended.since()) else { return };
     let (mark, allowed_ms) = match ended.peers {
         0 => (since, GRACE_MS),
-        _ => (since.max(view.signs.moved_at()), view.policy.foreign_floor_ms),
+        _ if sight.owed.is_none() => return,
+        _ => {
+            (since.max(signs.delivered_at()).max(signs.moved_at()).max(signs.owed_since), view.policy.foreign_floor_ms)
+        }
     };
     let silence = view.tick.since(mark);
+    let others = exam.complaint.take();
     exam.hold(silence, Allowed::policy(allowed_ms), || {
+        let age = view.tick.now_ms.saturating_sub(ended.at_ms);
         let beside = match ended.peers {
             0 => String::new(),
-            peers => format!(", and {peers} more of that name show no progress"),
+            peers => format!(", and with {peers} more of that name nothing moved for {silence} ms"),
         };
         let text = format!(
-            "{} (process {}), without which the engine does not step, ended {silence} ms ago and none has come in its place{beside}",
+            "{} (process {}), without which the engine does not step, was missed {age} ms ago and none has come in its place{beside}",
             ended.name, ended.pid
         );
-        (StallClass::ProcessDied, reason("proc", text), PageSays::Nothing)
+        let class = if starts { StallClass::StartupStalled } else { StallClass::ProcessDied };
+        (class, reason("proc", text), PageSays::Nothing)
     });
+    let died = exam.complaint.take().map(|complaint| Complaint { died: true, ..complaint });
+    exam.complaint = died.or(others);
 }

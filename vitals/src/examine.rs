@@ -95,6 +95,8 @@ pub struct Complaint {
     pub allowed: Allowed,
     pub reason: Reason,
     pub page_says: PageSays,
+    /// A process that it cannot step without has ended: nothing but another one ends that.
+    pub died: bool,
 }
 
 /// The result of one look.
@@ -180,7 +182,7 @@ impl View<'_> {
 pub fn examine(view: &View<'_>) -> Exam {
     let gate = deadlines::gate_silence(view);
     let mut exam = Exam { gate_allowed_ms: gate.ms, ..Exam::default() };
-    examine_ended(view, &mut exam);
+    examine_ended(view, false, &mut exam);
     match view.sight.native() {
         Some(page) => {
             native::loops(view, &mut exam);
@@ -232,7 +234,8 @@ impl Exam {
             self.due_in_ms = Some(self.due_in_ms.map_or(due, |other| other.min(due)));
         } else if self.complaint.is_none() {
             let (class, reason, page_says) = complain();
-            self.complaint = Some(Complaint { class, engine: None, silence_ms, allowed, reason, page_says });
+            self.complaint =
+                Some(Complaint { class, engine: None, silence_ms, allowed, reason, page_says, died: false });
         }
     }
 

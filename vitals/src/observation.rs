@@ -262,6 +262,9 @@ pub struct ProcObs {
     /// Processes of the tree that are stopped (state T) and not traced, whichever of them steps.
     #[serde(default)]
     pub stopped: u32,
+    /// Of these, such that it cannot step without (see [`EndedObs`]).
+    #[serde(default)]
+    pub stopped_cores: u32,
     /// A process by which the engine steps has ended while its first one lives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<EndedObs>,

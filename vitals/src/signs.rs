@@ -132,7 +132,7 @@ impl Signs {
         let scraped = obs.metrics.at_ms != sight.metrics_since_ms;
         self.cache.look(tick, &sight, scraped, obs.metrics.at_ms);
         self.backlog.look(tick, sight.proc);
-        self.ended.look(tick, sight.ended);
+        self.ended.look(tick, &sight);
         self.look_at_startup(tick, &mut sight);
         sight.frontend_silent_ms = self.front.look(tick, &sight, obs.frontend.at_ms, self.metrics_sampled_ms);
         sight.owed = owed(&sight);

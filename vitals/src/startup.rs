@@ -91,6 +91,7 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
         allowed,
         reason: reason(source, text),
         page_says: PageSays::lease(source == "page"),
+        died: false,
     });
     Exam { complaint, due_in_ms: due, gate_allowed_ms: view.policy.patience_cap_ms, ..Exam::default() }
 }

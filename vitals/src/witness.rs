@@ -9,7 +9,7 @@ use crate::owed::OwedSource;
 use crate::policy::Policy;
 use crate::running::Running;
 use crate::signs::Sight;
-use crate::verdict::{Reason, StallClass};
+use crate::verdict::Reason;
 use crate::xid::{self, Xid};
 
 const NVML_SILENT_MS_MIN: Ms = 5_000;
@@ -245,7 +245,7 @@ impl Witnesses {
     pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> Weight {
         let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new(), silence_ms_min: 0, decisive: false };
         page_speaks(view, complaint, &mut weight);
-        if complaint.class == StallClass::ProcessDied {
+        if complaint.died {
             weight.decide(Strength::Strong, "proc", "what has ended delivers nothing more".to_owned());
         }
         self.bystanders_speak(view, &mut weight);

@@ -76,14 +76,67 @@ fn another_one_in_its_place_clears_it() {
         assert_eq!(sim.last.as_ref().unwrap().verdict.class(), Some(&StallClass::ProcessDied));
         sim.process().ended = None;
         assert_eq!(cell(&sim.tick(100)), "Idle U");
+        sim.admit(4, 200);
+        sim.cpu = 800;
+        let loads = sim.silence_until(200_000, suspect);
+        assert_eq!(loads, None, "the rhythm of the one before it is not the next one's, which may load yet");
     }
 }
 
 #[test]
 fn where_others_of_its_name_live_what_they_deliver_speaks_for_them() {
     let mut sim = ends(serving(), 1);
+    // by the gate alone
+    sim.metrics = None;
     assert!(sim.decode(20_000).iter().all(|outcome| outcome.verdict == Verdict::Progressing));
     assert_eq!(fenced_and_confirmed(&mut sim), [Some(2_600), Some(4_600)], "and their silence against them");
+    let mut sim = ends(idle(), 1);
+    assert_eq!(sim.silence_until(600_000, |verdict| *verdict != Verdict::Idle), None, "nothing is asked of them");
+    sim.admit(1, 200);
+    assert_eq!(fenced_and_confirmed(&mut sim), [Some(2_600), Some(4_600)], "and now it is");
+}
+
+#[test]
+fn whoever_steps_on_needed_it_for_nothing() {
+    let mut sim = ends(serving(), 0);
+    assert!(sim.decode(20_000).iter().all(|outcome| outcome.verdict == Verdict::Progressing), "by its tokens");
+    sim.depart();
+    assert_eq!(sim.silence_until(600_000, |verdict| *verdict != Verdict::Idle), None, "nor later");
+    // an engine that another program's core was taken for, fenced before its next scrape
+    let mut sim = ends(serving(), 0);
+    sim.silence(1_000);
+    assert!(suspect(&sim.last.as_ref().unwrap().verdict));
+    sim.decode(300);
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Progressing);
+}
+
+#[test]
+fn a_case_of_another_class_becomes_this_one_and_takes_its_time() {
+    let mut sim = serving();
+    sim.silence(4_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Suspect(StepStalled) F");
+    sim = ends(sim, 0);
+    let since = sim.now;
+    assert_eq!(sim.silence_until(10_000, stalled).map(|_| sim.now - since), Some(2_600));
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER");
+    let mut sim = serving();
+    sim.silence(20_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(StepStalled) FER");
+    sim = ends(sim, 0);
+    sim.silence(1_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER", "without a moment in between");
+}
+
+#[test]
+fn who_cannot_look_has_seen_nobody_come_in_its_place() {
+    let mut sim = ends(idle(), 0);
+    sim.silence(5_000);
+    let proc = sim.proc.take();
+    sim.silence(60_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER");
+    sim.proc = proc;
+    sim.silence(1_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER");
 }
 
 #[test]
@@ -107,5 +160,9 @@ fn a_start_up_that_has_lost_its_core_is_not_waited_for() {
     assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Starting);
     sim = ends(sim, 0);
     assert_eq!(fenced_and_confirmed(&mut sim), [Some(600), Some(2_600)]);
-    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Stalled(StallClass::ProcessDied));
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Stalled(StallClass::StartupStalled));
+    let told = sim.last.as_ref().unwrap().reasons.iter().any(|reason| reason.text.contains("VLLM::EngineCor"));
+    assert!(told, "{:?}", sim.last);
+    sim.silence(400_000);
+    assert!(stalled(&sim.last.as_ref().unwrap().verdict), "whatever else may be said of that start-up by then");
 }

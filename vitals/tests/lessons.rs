@@ -109,16 +109,17 @@ fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() 
 
 #[test]
 fn no_lease_excuses_a_step_that_somebody_has_stopped() {
-    for (stopped, allowed) in [(true, 0..=3_000), (false, 120_000..=121_000)] {
+    for (stopped, stopped_cores, allowed) in [(1, 1, 0..=3_000), (1, 0, 120_000..=121_000), (0, 0, 120_000..=121_000)] {
         let mut sim = Sim::native().up();
         sim.admit(4, 14_000);
         let page = sim.page.as_mut().unwrap();
         (page.phase, page.phase_tokens, page.lease_ms) = (PagePhase::Prefill, 14_000, 120_000);
-        (sim.cpu, sim.process().stopped) = (10, u32::from(stopped));
+        sim.cpu = 10;
+        (sim.process().stopped, sim.process().stopped_cores) = (stopped, stopped_cores);
         let fenced = sim.silence_until(200_000, suspect).unwrap();
-        assert!(allowed.contains(&fenced), "{stopped}: {fenced}");
+        assert!(allowed.contains(&fenced), "{stopped} {stopped_cores}: {fenced}");
         let confirmed = sim.silence_until(60_000, stalled).unwrap();
-        assert!(confirmed <= 12_000, "{stopped}: {confirmed}");
+        assert!(confirmed <= 12_000, "{stopped} {stopped_cores}: {confirmed}");
         assert_eq!(sim.last.unwrap().verdict, Verdict::Stalled(StallClass::StepStalled));
     }
 }

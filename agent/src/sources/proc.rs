@@ -160,6 +160,7 @@ impl ProcSource {
             throttled: held.throttled,
             frozen: held.frozen,
             stopped: count_stopped(&stats),
+            stopped_cores: self.cores.stopped(),
             ended: self.cores.ended(),
             // the agent alone knows what it sent; the rest is gathered off the tick
             ..ProcObs::default()

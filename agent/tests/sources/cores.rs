@@ -83,6 +83,10 @@ fn how_many_of_its_name_live_is_told_beside_it() {
     assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((102, 2)));
     watched.fake.remove(101);
     assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((102, 1)), "the first stays");
+    watched.put(&child(104, 100, "sglang::detoken"));
+    watched.look();
+    watched.fake.remove(104);
+    assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((104, 0)), "for which nobody stands in");
 }
 
 #[test]
@@ -97,7 +101,51 @@ fn what_a_core_forks_has_its_name_and_is_none() {
     watched.fake.remove(101);
     watched.fake.put(&child(112, 1, CORE));
     assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((101, 0)), "an orphan takes nobody's place");
-    assert_eq!(watched.look().map(|ended| ended.pid), Some(101));
+    watched.put(&child(113, 1, CORE));
+    assert_eq!(watched.look().map(|ended| ended.pid), Some(101), "nor does one that was never seen before");
+}
+
+#[test]
+fn what_a_core_forks_and_gives_a_title_is_one_of_its_own() {
+    let mut watched = Watched::new(&[child(101, 100, CORE), child(102, 101, CORE)]);
+    watched.look();
+    watched.fake.put(&child(102, 101, WORKER));
+    watched.look();
+    watched.fake.remove(102);
+    assert_eq!(watched.look().map(|ended| (ended.pid, ended.name)), Some((102, WORKER.to_owned())));
+}
+
+#[test]
+fn a_visitors_engine_is_nobodys_core() {
+    let visitor = Process { session: 200, ..child(200, 0, "python3") };
+    let theirs = Process { session: 200, ..child(201, 200, CORE) };
+    let mut watched = Watched::new(&[child(101, 100, CORE), visitor, theirs]);
+    watched.look();
+    watched.fake.remove(201);
+    assert_eq!(watched.look(), None);
+    watched.fake.remove(101);
+    assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((101, 0)));
+}
+
+/// A warm-up, or a server before this one, beneath the shell that goes on.
+#[test]
+fn an_engine_that_ends_as_a_whole_beneath_what_started_it_is_not_missed() {
+    let mut watched = Watched::new(&[child(101, 100, "python3"), child(102, 101, CORE), child(103, 102, WORKER)]);
+    watched.look();
+    watched.fake.remove(103);
+    watched.fake.remove(102);
+    assert!(watched.look().is_some(), "its front end is there yet");
+    watched.fake.remove(101);
+    assert_eq!(watched.look(), None);
+}
+
+#[test]
+fn cores_that_are_stopped_are_told_apart_from_bystanders() {
+    let stopped = |pid, comm| Process { state: 'T', ..child(pid, 100, comm) };
+    let mut watched = Watched::new(&[child(101, 100, CORE), stopped(102, CORE), stopped(103, "sleep")]);
+    watched.source.set_members(watched.pids.clone());
+    let seen = watched.source.look(60_000, None).unwrap();
+    assert_eq!((seen.stopped, seen.stopped_cores), (2, 1));
 }
 
 #[test]

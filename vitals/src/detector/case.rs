@@ -48,7 +48,7 @@ impl Detector {
             low_floor: complaint.allowed.basis == Basis::Learned
                 && sight.native().is_some()
                 && complaint.allowed.ms < self.policy.native_floor_ms,
-            stopped: complaint.reason.source == "proc",
+            stopped: complaint.reason.source == "proc" && !complaint.died,
             in_startup,
         };
         let exam = Exam { complaint: Some(complaint), ..Exam::default() };
@@ -57,6 +57,11 @@ impl Detector {
 
     pub(super) fn suspect(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, case: Case, exam: Exam) -> Said {
         let declared = tick.excuse.is_some_and(Excuse::is_declared);
+        let died = |complaint: &Complaint| complaint.died && complaint.class != case.class && !declared;
+        if let Some(complaint) = exam.complaint.clone().filter(died) {
+            // another matter, whose own time counts: an engine that ends as a whole does so within it
+            return self.open_case(tick, sight, complaint, case.in_startup);
+        }
         if declared || self.proves_life(tick, sight, &case, &exam) {
             if case.low_floor {
                 self.noise.was_wrong(tick.now_ms, &self.policy);
@@ -73,8 +78,8 @@ impl Detector {
     fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Said {
         let age = tick.since(case.began_counted);
         // whose process has ended can serve nobody, whether or not anybody waits
-        let died = |exam: &Exam| exam.complaint.as_ref().is_some_and(|c| c.class == StallClass::ProcessDied);
-        let owed = sight.owed.is_some() || case.in_startup || died(&exam);
+        let died = has_died(&exam);
+        let owed = sight.owed.is_some() || case.in_startup || died;
         let relapse = self.relapsing(tick);
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
@@ -104,7 +109,7 @@ impl Detector {
         let may_serve = sight.frontend.is_none_or(|f| f.answers);
         let drained = may_serve && case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms);
         let is_old = tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max;
-        if drained || (is_old && !proof_is_near) {
+        if drained || (is_old && !proof_is_near && !died) {
             self.trial = Some(Trial::of(tick, &case));
             return self.release(tick, sight, &case, false, exam);
         }
@@ -130,6 +135,9 @@ impl Detector {
         mut case: Case,
         exam: Exam,
     ) -> Said {
+        if has_died(&exam) && !case.in_startup && sight.proc.is_some_and(|proc| proc.kill_sent_ms.is_none()) {
+            case.class = StallClass::ProcessDied;
+        }
         // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
             return self.release(tick, sight, &case, draining, exam);
@@ -175,6 +183,10 @@ impl Detector {
             // a fence that the case put up is not left standing where nobody sees the start-up end
             return if said.actions.is_empty() { Said { actions: &[Action::Unfence], ..said } } else { said };
         }
+        if case.class == StallClass::ProcessDied && sight.proc.is_some_and(|proc| proc.ended.is_none()) {
+            // it begins anew behind its front end, and may load for long
+            self.engine_restarted(tick.now_ms);
+        }
         self.stage = Stage::Healthy;
         let (verdict, words) = self.calm_verdict(tick, sight, draining, false);
         Said { due_in_ms: exam.due_in_ms, ..Said::new(verdict, Words::Calm(words), &[Action::Unfence]) }
@@ -191,8 +203,8 @@ impl Detector {
             };
         }
         if case.class == StallClass::ProcessDied {
-            // a front end without its engine answers with errors, which are bytes as well: another process must have come
-            return exam.complaint.as_ref().is_none_or(|complaint| complaint.class != StallClass::ProcessDied);
+            // a front end without its engine answers with errors, which are bytes as well; and whoever cannot look has seen nobody come
+            return sight.proc.is_some() && !has_died(exam) && !self.signs.ended.is_missed(sight);
         }
         // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
         if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {
@@ -217,6 +229,11 @@ impl Detector {
             }
         }
     }
+}
+
+/// Has a process ended that it cannot step without?
+fn has_died(exam: &Exam) -> bool {
+    exam.complaint.as_ref().is_some_and(|complaint| complaint.died)
 }
 
 /// Is this complaint about another data-parallel engine than the case?

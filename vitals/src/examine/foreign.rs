@@ -2,7 +2,7 @@
 
 use super::classes::{foreign_class, turning as turning_class};
 use super::{Allowed, Basis, Exam, View, reason, source_name};
-use crate::observation::Ms;
+use crate::observation::{Ms, ProcObs};
 use crate::owed::{Owed, OwedSource};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
@@ -93,7 +93,9 @@ fn nothing_works(view: &View<'_>, gate: Allowed) -> Option<Allowed> {
 /// (A lease was declared for a step that runs, and says no more of one that does not.)
 pub(super) fn stopped(view: &View<'_>, exam: &mut Exam) {
     let Some(owed) = view.sight.owed else { return };
-    if !view.sight.proc.is_some_and(|proc| proc.state == Some('T') || proc.stopped > 0) {
+    // (A lease says what a step may take: whoever is stopped beside it is nobody's step.)
+    let of_it = |proc: &ProcObs| if view.sight.native().is_some() { proc.stopped_cores } else { proc.stopped };
+    if !view.sight.proc.is_some_and(|proc| proc.state == Some('T') || of_it(proc) > 0) {
         return;
     }
     let since_any = view.tick.since(view.signs.delivered_at().max(view.signs.owed_since).max(view.signs.moved_at()));

@@ -160,6 +160,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.throttled = world.now < env.throttled;
     proc.frozen = world.now < env.frozen;
     proc.stopped = u32::from(looks.state == 'T');
+    proc.stopped_cores = proc.stopped;
     let ended = ended_core(world);
     if proc.ended.as_ref().map(|known| known.pid) != ended.as_ref().map(|ended| ended.pid) {
         proc.ended = ended;
