@@ -3,7 +3,7 @@
 //! Times are milliseconds of one monotonic clock that the caller chooses (the agent: `CLOCK_MONOTONIC`; a replay: the trace's
 //! seconds × 1000). The crate never reads a clock.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use crate::ended::EndedObs;
 use crate::xid::Remedy;
@@ -367,13 +367,20 @@ pub struct GpuObs {
     /// 0..=100 each.
     pub util: u32,
     pub memory_util: u32,
-    pub power_watts: f64,
-    pub power_limit_watts: f64,
+    /// `None` where the card does not tell it; recordings have 0 for that as well, which no card draws.
+    #[serde(default, deserialize_with = "watts")]
+    pub power_watts: Option<f64>,
+    #[serde(default, deserialize_with = "watts")]
+    pub power_limit_watts: Option<f64>,
     /// Clock of the multiprocessors; `None` where the card does not tell it.
     #[serde(default)]
     pub sm_clock_mhz: Option<u32>,
     /// NVML did not answer within its deadline since this moment.
     pub silent_since_ms: Option<Ms>,
+}
+
+fn watts<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.filter(|watts| *watts > 0.0))
 }
 
 /// One Xid as NVML's event told it.

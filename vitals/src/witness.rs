@@ -353,8 +353,8 @@ impl Witnesses {
     fn learn_power(&mut self, gpus: &[GpuObs]) {
         let busy = gpus
             .iter()
-            .filter(|gpu| gpu.util >= 50 && gpu.power_watts.is_finite())
-            .map(|gpu| gpu.power_watts)
+            .filter(|gpu| gpu.util >= 50)
+            .filter_map(|gpu| gpu.power_watts.filter(|watts| watts.is_finite()))
             .fold(None, |max: Option<f64>, w| Some(max.map_or(w, |m| m.max(w))));
         if let Some(watts) = busy {
             self.busy_watts = Some(self.busy_watts.map_or(watts, |old| old * 0.95 + watts * 0.05));
@@ -371,17 +371,19 @@ impl Witnesses {
         self.busy_looks * 2 > self.gpu_looks
     }
 
-    /// Busy, moving memory, and no colder than while it delivered.
+    /// Busy, moving memory, and no colder than while it delivered. Of a card that does not tell its power the traffic alone speaks: no kernel
+    /// that hangs was seen to have any.
     fn busy_and_warm(&self, gpu: &GpuObs) -> bool {
-        gpu.util >= 50
-            && gpu.memory_util > 10
-            && self.busy_watts.is_some_and(|baseline| gpu.power_watts >= baseline * 0.7)
+        let as_warm = |watts: f64| self.busy_watts.is_some_and(|baseline| watts >= baseline * 0.7);
+        gpu.util >= 50 && gpu.memory_util > 10 && gpu.power_watts.is_none_or(as_warm)
     }
 
-    /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2; measured: tests/gpu).
+    /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2; measured: tests/gpu). A power that
+    /// the card does not tell is not less than any (D7).
     fn busy_and_cold(&self, gpu: &GpuObs) -> bool {
-        let baseline = self.busy_watts.unwrap_or(gpu.power_limit_watts * 0.5);
-        gpu.util >= 90 && gpu.memory_util <= 10 && gpu.power_watts < baseline * 0.7
+        let baseline = self.busy_watts.or(gpu.power_limit_watts.map(|limit| limit * 0.5));
+        let is_cold = gpu.power_watts.zip(baseline).is_some_and(|(watts, baseline)| watts < baseline * 0.7);
+        gpu.util >= 90 && gpu.memory_util <= 10 && is_cold
     }
 }
 

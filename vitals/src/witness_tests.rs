@@ -25,8 +25,8 @@ fn phases(path: &Path) -> BTreeMap<String, Vec<(f64, GpuObs)>> {
             uuid: "GPU-0".to_owned(),
             util: percent("gpu"),
             memory_util: percent("memory"),
-            power_watts: line["power_mw"].as_f64().unwrap() / 1e3,
-            power_limit_watts: limit / 1e3,
+            power_watts: Some(line["power_mw"].as_f64().unwrap() / 1e3),
+            power_limit_watts: Some(limit / 1e3),
             ..GpuObs::default()
         };
         let phase = line["phase"].as_str().unwrap().to_owned();

@@ -104,8 +104,14 @@ fn a_foreign_engine_that_is_slow_by_nature_has_its_own_hundred_times() {
 
 #[test]
 fn a_gpu_that_works_as_in_health_speaks_for_the_engine_and_a_cold_one_against_it() {
-    let card = |util, memory_util, power_watts| {
-        vec![GpuObs { util, memory_util, power_watts, power_limit_watts: 600.0, ..GpuObs::default() }]
+    let card = |util, memory_util, watts| {
+        vec![GpuObs {
+            util,
+            memory_util,
+            power_watts: Some(watts),
+            power_limit_watts: Some(600.0),
+            ..GpuObs::default()
+        }]
     };
     for (after, least, most) in [(card(98, 40, 430.0), 290_000, 330_000), (card(100, 2, 150.0), 9_000, 14_000)] {
         let mut sim = spinning(Sim::foreign().up().busy(10_000));

@@ -253,7 +253,7 @@ fn observations() -> impl Strategy<Value = Observation> {
             ..MetricsObs::default()
         },
     );
-    let gpu = (any::<[u32; 2]>(), any::<[f64; 2]>()).prop_map(|(small, power)| GpuObs {
+    let gpu = (any::<[u32; 2]>(), any::<[Option<f64>; 2]>()).prop_map(|(small, power)| GpuObs {
         uuid: "GPU-0".into(),
         index: None,
         pci: None,

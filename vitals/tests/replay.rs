@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use vitals::observation::ProcObs;
+use vitals::observation::{GpuObs, ProcObs};
 use vitals::policy::Policy;
 use vitals::replay::sample::Reader;
 use vitals::replay::{ReplayError, Timeline, replay};
@@ -107,4 +107,25 @@ fn another_process_has_a_front_end_of_its_own() {
     assert_eq!(seen(30.0, 25_000, false), (false, Some(30_000)));
     assert_eq!(seen(40.0, 25_000, false), (false, Some(30_000)));
     assert_eq!(seen(50.0, 25_000, true), (true, None));
+}
+
+/// Recordings of before had 0 where a card tells no power.
+#[test]
+fn d07_a_power_that_a_recording_does_not_tell_is_unknown() {
+    let read = |power: &str| {
+        let gpu = format!(r#"{{"uuid":"GPU-1","util":97,"memory_util":2,{power}"silent_since_ms":null}}"#);
+        let line = serde_json::from_str(&format!(r#"{{"t":1.5,"gpu":[{gpu}]}}"#)).unwrap();
+        let (_, obs) = Reader::default().read(1, &line).unwrap();
+        let gpus = obs.gpus.value.expect(power);
+        (gpus[0].power_watts, gpus[0].power_limit_watts)
+    };
+    assert_eq!(read(r#""power_watts":142.0,"power_limit_watts":600.0,"#), (Some(142.0), Some(600.0)));
+    assert_eq!(read(r#""power_watts":0.0,"power_limit_watts":600,"#), (None, Some(600.0)));
+    assert_eq!(read(r#""power_watts":null,"power_limit_watts":0,"#), (None, None));
+    assert_eq!(read(""), (None, None));
+    for power_watts in [None, Some(142.5)] {
+        let gpu = GpuObs { power_watts, ..GpuObs::default() };
+        let written = serde_json::json!({"t": 1, "gpu": [gpu]});
+        assert_eq!(Reader::default().read(1, &written).unwrap().1.gpus.value.unwrap(), [gpu], "as it was written");
+    }
 }

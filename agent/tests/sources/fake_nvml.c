@@ -113,7 +113,7 @@ int nvmlDeviceGetPowerUsage(Device device, unsigned int *milliwatts) {
     (void)device;
     told("nvmlDeviceGetPowerUsage");
     if (is("not-supported")) return NOT_SUPPORTED;
-    *milliwatts = is("lie") ? 4294967295u : 142000;
+    *milliwatts = is("lie") ? 4294967295u : is("no-watts") ? 0 : 142000;
     return OK;
 }
 #endif

@@ -94,7 +94,7 @@ async fn it_answers_once_a_second_by_cheap_calls_alone() {
     let source = library.spawn();
     let gpus = first_readings(&source).await;
     let told = (gpus.len(), gpus[0].util, gpus[0].memory_util, gpus[0].power_watts, gpus[0].power_limit_watts);
-    assert_eq!((told, gpus[0].sm_clock_mhz), ((2, 97, 2, 142.0, 600.0), Some(1980)));
+    assert_eq!((told, gpus[0].sm_clock_mhz), ((2, 97, 2, Some(142.0), Some(600.0)), Some(1980)));
     assert_eq!(gpus[0].pci.as_deref(), Some("00000000:44:00.0"));
     let began = Instant::now();
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -128,12 +128,14 @@ async fn d07_what_no_card_can_have_is_unknown() {
     let library = Library::new("lie", &[]);
     let gpus = first_readings(&library.spawn()).await;
     assert_eq!(gpus.len(), 63, "four billion cards are 64, and the one at 255 % is not believed");
-    assert_eq!((gpus[0].uuid.as_str(), gpus[0].power_watts, gpus[0].sm_clock_mhz), ("GPU-[31m1", 0.0, None));
+    assert_eq!((gpus[0].uuid.as_str(), gpus[0].power_watts, gpus[0].sm_clock_mhz), ("GPU-[31m1", None, None));
     let library = Library::new("lost", &[]);
     let gpus = first_readings(&library.spawn()).await;
     assert_eq!((gpus.len(), gpus[0].uuid.as_str()), (1, "GPU-2"), "one lost card does not hide the other");
-    let library = Library::new("not-supported", &[]);
-    assert_eq!(first_readings(&library.spawn()).await[0].power_watts, 0.0);
+    for mode in ["not-supported", "no-watts"] {
+        let gpus = first_readings(&Library::new(mode, &[]).spawn()).await;
+        assert_eq!((gpus[0].power_watts, gpus[0].power_limit_watts), (None, Some(600.0)), "{mode}");
+    }
 }
 
 #[tokio::test]
@@ -199,7 +201,8 @@ async fn a_child_that_crashes_is_followed_by_another_after_a_growing_pause() {
 #[tokio::test]
 async fn a_library_without_functions_and_one_without_a_driver() {
     let library = Library::new("answer", &["-DWITHOUT_POWER"]);
-    assert_eq!(first_readings(&library.spawn()).await[0].power_watts, 0.0, "the rest is told all the same");
+    let gpus = first_readings(&library.spawn()).await;
+    assert_eq!((gpus[0].power_watts, gpus[0].util), (None, 97), "the rest is told all the same");
     let library = Library::new("no-driver", &[]);
     let source = library.spawn();
     eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;

@@ -7,7 +7,7 @@ fn machine() -> Vec<GpuObs> {
     let card = |index| GpuObs {
         uuid: format!("GPU-{index}{index}-a"),
         index: Some(index),
-        power_limit_watts: 700.0,
+        power_limit_watts: Some(700.0),
         ..GpuObs::default()
     };
     (0..4).map(card).collect()
@@ -72,11 +72,15 @@ fn numbers_count_among_what_the_container_was_given() {
 
 #[test]
 fn numbers_of_cards_that_differ_are_believed_only_in_the_order_of_the_bus() {
+    let told = Some(700.0);
     for (order, want) in [("", ALL.to_vec()), ("\nCUDA_DEVICE_ORDER=PCI_BUS_ID", vec![1])] {
         let environ = format!("CUDA_VISIBLE_DEVICES=1{order}").replace('\n', "\0");
-        let mut gpus = machine();
-        gpus[0].power_limit_watts = 300.0;
-        assert_eq!(kept(VisibleGpus::of_environ(environ.as_bytes(), true).as_ref(), gpus), want, "{order:?}");
+        let visible = VisibleGpus::of_environ(environ.as_bytes(), true);
+        for limits in [[Some(300.0), told, told, told], [None, told, told, told], [None; 4]] {
+            let mut gpus = machine();
+            gpus.iter_mut().zip(limits).for_each(|(gpu, limit)| gpu.power_limit_watts = limit);
+            assert_eq!(kept(visible.as_ref(), gpus), want, "{order:?}: {limits:?}");
+        }
     }
 }
 

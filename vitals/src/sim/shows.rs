@@ -303,7 +303,6 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
         agent.obs.gpus.at_ms = world.now / MS;
         return;
     }
-    let limit = 700.0;
     let noise = agent.chance.unit();
     let (util, memory_util, watts) = match looks.gpu {
         Gpu::Idle => (0, 0, 80.0 + 20.0 * noise),
@@ -318,13 +317,13 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
         pci: None,
         util: 0,
         memory_util: 0,
-        power_watts: 0.0,
-        power_limit_watts: limit,
+        power_watts: None,
+        power_limit_watts: Some(700.0),
         sm_clock_mhz: None,
         silent_since_ms: None,
     });
     for gpu in gpus {
-        (gpu.util, gpu.memory_util, gpu.power_watts) = (util.min(100), memory_util, watts);
+        (gpu.util, gpu.memory_util, gpu.power_watts) = (util.min(100), memory_util, Some(watts));
         gpu.silent_since_ms = None;
     }
     agent.obs.gpus.at_ms = world.now / MS;

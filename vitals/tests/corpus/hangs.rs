@@ -43,8 +43,13 @@ fn lost(mut sim: Sim, name: &str) -> Sim {
 }
 
 fn gpu(mut sim: Sim, util: u32, watts: f64) -> Sim {
-    let card =
-        |util, power_watts| GpuObs { util, memory_util: 2, power_watts, power_limit_watts: 600.0, ..GpuObs::default() };
+    let card = |util, watts| GpuObs {
+        util,
+        memory_util: 2,
+        power_watts: Some(watts),
+        power_limit_watts: Some(600.0),
+        ..GpuObs::default()
+    };
     sim.gpus = vec![GpuObs { memory_util: 40, ..card(98, 450.0) }];
     sim.decode(5_000);
     sim.gpus = vec![card(util, watts)];

@@ -115,10 +115,10 @@ fn name(device: &Device<'_>, index: u32) -> Option<GpuObs> {
     uuid(device).map(|uuid| GpuObs { uuid, index: Some(index), pci: pci(), ..GpuObs::default() })
 }
 
-/// Power is 0 where a card does not tell it.
+/// What a card does not tell, or cannot mean, is unknown: no card that answers draws 0 W.
 fn reading(device: &Device<'_>, named: GpuObs) -> GpuObs {
     let watts = |milliwatts: Result<u32, NvmlError>| {
-        milliwatts.ok().filter(|mw| *mw <= MILLIWATTS_MAX).map_or(0.0, |mw| f64::from(mw) / 1_000.0)
+        milliwatts.ok().filter(|mw| (1..=MILLIWATTS_MAX).contains(mw)).map(|mw| f64::from(mw) / 1_000.0)
     };
     GpuObs {
         power_watts: watts(device.power_usage()),

@@ -213,8 +213,8 @@ fn unknown() -> GpuObs {
         pci: None,
         util: 0,
         memory_util: 0,
-        power_watts: 0.0,
-        power_limit_watts: 0.0,
+        power_watts: None,
+        power_limit_watts: None,
         sm_clock_mhz: None,
         silent_since_ms: None,
     }

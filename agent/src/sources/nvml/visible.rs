@@ -105,9 +105,11 @@ fn is_of(gpu: &GpuObs, uuid: &str) -> bool {
     gpu.uuid.starts_with(uuid)
 }
 
-/// Cards of one kind, as far as NVML tells: CUDA numbers the quickest first, and these by their place on the bus.
+/// Cards of one kind, as far as NVML tells: CUDA numbers the quickest first, and these by their place on the bus. Limits that are not told
+/// are not the same.
 fn alike(gpus: &[GpuObs]) -> bool {
-    gpus.windows(2).all(|pair| matches!(pair, [a, b] if a.power_limit_watts == b.power_limit_watts))
+    let same = |a: &GpuObs, b: &GpuObs| a.power_limit_watts.is_some() && a.power_limit_watts == b.power_limit_watts;
+    gpus.windows(2).all(|pair| matches!(pair, [a, b] if same(a, b)))
 }
 
 /// What a container was given, where it is told by UUIDs: numbers are those of whoever started it, which may see others than we do.
