@@ -328,10 +328,8 @@ async fn fault_f1_a_driver_that_floods_and_lies_is_believed_in_what_can_be() {
     assert_eq!((codes, names), (BTreeSet::from([31]), BTreeSet::from(["GPU-1".to_owned(), "GPU-2".to_owned()])));
     let readings = library.calls().iter().filter(|call| *call == "nvmlDeviceGetCount_v2").count();
     let child_s = library.started.elapsed().as_secs() as usize;
-    assert!(
-        readings <= 12 * (child_s + 1),
-        "{readings} readings in {child_s} s: a flood is gathered before it is told"
-    );
+    // the first at once, and one by whoever listens for Xids
+    assert!(readings <= child_s + 2, "{readings} readings in {child_s} s: a flood brings none forward");
 }
 
 fn all_speak(source: &NvmlSource) -> bool {

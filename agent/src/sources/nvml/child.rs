@@ -4,7 +4,7 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, setrlimit};
 use nvml_wrapper::enum_wrappers::device::Clock;
@@ -47,12 +47,12 @@ pub fn probe(out: &mut dyn Write, every: Duration) -> ExitCode {
     loop {
         let (gpus, unread) = match readings(nvml) {
             Ok(gpus) => gpus,
-            Err(error) if ears.is_none() => {
-                return absent(out, &format!("the driver does not tell its GPUs: {error}"));
-            }
-            // it answered before: the parent starts a new child
-            Err(_) => {
-                let _ = tell_xids(out, ears.as_ref(), LAST_WORDS);
+            Err(error) => {
+                let Some(ears) = &ears else {
+                    return absent(out, &format!("the driver does not tell its GPUs: {error}"));
+                };
+                // it answered before: the parent starts a new child
+                let _ = tell_xids(out, ears, Instant::now() + LAST_WORDS);
                 return ExitCode::FAILURE;
             }
         };
@@ -65,17 +65,25 @@ pub fn probe(out: &mut dyn Write, every: Duration) -> ExitCode {
             told = Some(unread);
         }
         // a GPU whose use cannot be read has Xids all the same
-        ears.get_or_insert_with(|| Ears::open(nvml));
-        if said.and_then(|()| tell_xids(out, ears.as_ref(), every)).is_err() {
+        let ears = ears.get_or_insert_with(|| Ears::open(nvml));
+        if said.and_then(|()| tell_xids(out, ears, Instant::now() + every)).is_err() {
             return ExitCode::SUCCESS;
         }
     }
 }
 
-/// Waits for Xids, and tells those that came.
-fn tell_xids(out: &mut dyn Write, ears: Option<&Ears>, longest: Duration) -> std::io::Result<()> {
-    let xids = ears.map(|ears| ears.wait(longest)).unwrap_or_default();
-    if xids.is_empty() { Ok(()) } else { say(out, &Line::Xids(xids)) }
+/// Tells the Xids that come until then, as they come: however many, the GPUs are read no sooner.
+fn tell_xids(out: &mut dyn Write, ears: &Ears, until: Instant) -> std::io::Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let xids = ears.wait(left);
+        if !xids.is_empty() {
+            say(out, &Line::Xids(xids))?;
+        }
+        if left.is_zero() {
+            return Ok(());
+        }
+    }
 }
 
 fn absent(out: &mut dyn Write, why: &str) -> ExitCode {
