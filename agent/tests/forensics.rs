@@ -11,6 +11,10 @@ mod leaks;
 mod not_run;
 #[path = "forensics/poison.rs"]
 mod poison;
+#[path = "forensics/ras.rs"]
+mod ras;
+#[path = "common/ras_server.rs"]
+mod ras_server;
 #[path = "forensics/rows.rs"]
 mod rows;
 #[path = "common/run.rs"]
@@ -91,6 +95,8 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
         // a port that nothing listens on: the last scrape fails and is a note
         engine_url: "http://127.0.0.1:1".parse().unwrap(),
         metrics_path: "/metrics",
+        ras_before: None,
+        ras_address: None,
         log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")].into(),
         gpu_note: "NVML absent: no driver".to_owned(),
         observation: None,

@@ -19,6 +19,8 @@ mod nvml_library;
 mod proc;
 #[path = "sources/ras.rs"]
 mod ras;
+#[path = "common/ras_server.rs"]
+mod ras_server;
 #[path = "sources/real.rs"]
 mod real;
 #[path = "sources/tree.rs"]

@@ -30,7 +30,7 @@ pub use self::stacks::{PythonFrame, PythonThread, py_stacks_main, python_threads
 use self::summary::Facts;
 use crate::sources::procs::ProcRoot;
 use crate::sources::scrape::scrape_once;
-use crate::sources::{EngineProcess, LogReader, RankSteps, process_tree};
+use crate::sources::{EngineProcess, LogReader, RankSteps, process_tree, ras};
 
 /// The walk over `/proc`; the pieces that need its result come after it and run side by side: 1.9 s in all.
 const TREE_DEADLINE: Duration = Duration::from_millis(400);
@@ -38,6 +38,8 @@ const PIECE_DEADLINE: Duration = Duration::from_millis(1_500);
 /// An engine whose names take long to look up has told its bare addresses before.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(1_300);
 const METRICS_DEADLINE: Duration = Duration::from_millis(1_000);
+/// A service that waits for a silent rank takes longer: then its last answer is what there is.
+const RAS_DEADLINE: Duration = Duration::from_millis(1_000);
 /// What a dead engine said last comes through a pipe and a file: it is given this time to lie there, and then this to be read.
 const LAST_WORDS_COME: Duration = Duration::from_millis(150);
 const LAST_WORDS_READ: Duration = Duration::from_millis(300);
@@ -61,6 +63,9 @@ pub struct CaptureRequest {
     pub engine_url: Uri,
     /// Where its metrics page is.
     pub metrics_path: &'static str,
+    /// What NCCL's RAS answered last, and where it can be asked once more.
+    pub ras_before: Option<ras::Answer>,
+    pub ras_address: Option<String>,
     pub log_tail: LogReader,
     pub gpu_note: String,
     /// Everything that the detector saw at its last tick: GPU readings, gate, pages, metrics.
@@ -177,11 +182,12 @@ impl Taken {
         let whole = Instant::now();
         let (tree, note) = tree(request.engine.clone()).await;
         self.piece("tree", whole, note);
-        let (facts, told, pythons, after, log) = tokio::join!(
+        let (facts, told, pythons, after, ras, log) = tokio::join!(
             timed(proc_facts(tree.clone())),
             timed(announced_stacks(tree.clone(), request.page_dir.clone())),
             timed(stacks::collect(&tree, PIECE_DEADLINE)),
             timed(scrape_once(&request.engine_url, request.metrics_path, METRICS_DEADLINE)),
+            timed(ras_now(request.ras_address.as_deref())),
             timed(last_words(request)),
         );
         let (mut facts, took) = facts;
@@ -199,6 +205,11 @@ impl Taken {
         let (after, took) = after;
         self.piece_took("metrics after", took, after.as_ref().err().cloned());
         self.entries.extend(after.ok().map(|text| entry("metrics-after.txt", text)));
+        let (ras, took) = ras;
+        self.piece_took("nccl ras", took, ras.as_ref().err().cloned());
+        let answers = request.ras_before.iter().chain(ras.iter().flatten());
+        let told: String = answers.map(|(at_ms, text)| ras_text(*at_ms, text)).collect();
+        self.entries.extend((!told.is_empty()).then(|| entry("ras.txt", told)));
         let (log, took) = log;
         self.log = log;
         self.piece_took("log", took, None);
@@ -231,6 +242,16 @@ impl Taken {
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.pieces.push(Piece { name: name.to_owned(), took_ms, note });
     }
+}
+
+async fn ras_now(address: Option<&str>) -> Result<Option<ras::Answer>, String> {
+    let Some(address) = address else { return Ok(None) };
+    ras::ask_once(address, RAS_DEADLINE).await.map_err(|error| error.to_string())
+}
+
+/// It has no words of users, unless whoever speaks there is not NCCL.
+fn ras_text(asked_ms: u64, answer: &str) -> String {
+    format!("# asked at {asked_ms} ms of CLOCK_MONOTONIC\n{}\n", redact::redact_text(answer.trim_end()))
 }
 
 /// The log as it is by now. An engine that is dead was noticed before its last words were read.

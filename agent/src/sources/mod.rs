@@ -268,6 +268,11 @@ impl Sources {
         self.probes.as_ref().map_or(scrape::PATHS[0], |(scraper, _)| scraper.path())
     }
 
+    /// What NCCL's RAS answered last; not redacted.
+    pub fn last_ras_answer(&self) -> Option<ras::Answer> {
+        self.ras.as_ref().and_then(RasSource::answer)
+    }
+
     /// What is kept of the engine's log; not redacted.
     pub fn log_tail(&self) -> LogReader {
         self.log.as_ref().map_or_else(|| Vec::new().into(), log::LogTail::reader)

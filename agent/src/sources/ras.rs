@@ -33,6 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// A reply of the handshake, and a whole status: 600 bytes a rank and communicator.
 const LINE_BYTES_MAX: usize = 1_024;
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// What is kept of an answer for the evidence: a hundred ranks.
+const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// Why there is no status.
 #[derive(Debug, thiserror::Error)]
@@ -62,37 +64,76 @@ pub async fn ask(address: &str, deadline: Duration) -> Result<String, AskError> 
         .unwrap_or_else(|_| Err(AskError::Deadline { address: address.to_owned(), deadline_ms: deadline.as_millis() }))
 }
 
+/// What a service answered, word for word as far as it is kept, and when it was asked (ms of `CLOCK_MONOTONIC`).
+pub type Answer = (u64, String);
+
+/// Asks once, for the evidence; `None` where there is no such service.
+///
+/// # Errors
+/// When there is one, and it does not answer in full within the deadline.
+pub async fn ask_once(address: &str, deadline: Duration) -> Result<Option<Answer>, AskError> {
+    let asked_ms = monotonic_ms();
+    match ask(address, deadline).await {
+        Ok(answer) => Ok(Some((asked_ms, kept(&answer)))),
+        Err(AskError::Nobody { .. } | AskError::Stranger { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn kept(answer: &str) -> String {
+    if answer.len() <= KEPT_BYTES_MAX {
+        return answer.to_owned();
+    }
+    let beginning = &answer[..answer.floor_char_boundary(KEPT_BYTES_MAX)];
+    format!("{beginning}\n[cut: the answer has {} bytes]\n", answer.len())
+}
+
 /// The source; its task ends when it is dropped.
 #[derive(Debug)]
 pub struct RasSource {
-    state: Arc<Mutex<Signal<RasObs>>>,
+    state: Shared,
     _task: AbortOnDropHandle<()>,
+}
+
+type Shared = Arc<Mutex<RasState>>;
+
+#[derive(Debug, Default)]
+struct RasState {
+    told: Signal<RasObs>,
+    /// The last one, also after the service has ceased to answer.
+    answer: Option<Answer>,
 }
 
 impl RasSource {
     /// Starts asking. Needs a tokio runtime.
     pub fn spawn(address: &str) -> Self {
-        let state = Arc::new(Mutex::new(Signal::default()));
+        let state = Shared::default();
         let task = AbortOnDropHandle::new(tokio::spawn(ask_forever(address.to_owned(), Arc::clone(&state))));
         Self { state, _task: task }
     }
 
     /// The same as [`Self::latest`] into what was seen before; copies only what is new.
     pub fn renew(&self, seen: &mut Signal<RasObs>) {
-        renew(&self.state.lock().unwrap_or_else(PoisonError::into_inner), seen);
+        renew(&self.state.lock().unwrap_or_else(PoisonError::into_inner).told, seen);
     }
 
     /// What the newest answer says, with the moment it was asked for; nothing where nobody listens.
     pub fn latest(&self) -> Signal<RasObs> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).told.clone()
+    }
+
+    /// The last answer as it came, for the evidence.
+    pub fn answer(&self) -> Option<Answer> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).answer.clone()
     }
 }
 
-async fn ask_forever(address: String, state: Arc<Mutex<Signal<RasObs>>>) {
+async fn ask_forever(address: String, state: Shared) {
     let mut tracker = Tracker::default();
     loop {
         let asked_ms = monotonic_ms();
         let answer = ask(&address, DEADLINE).await;
+        let words = answer.as_ref().ok().map(|answer| (asked_ms, kept(answer)));
         let told = answer
             .and_then(|answer| parse(&answer).map_err(|source| AskError::Answer { address: address.clone(), source }));
         let (signal, pause) = match told {
@@ -103,8 +144,16 @@ async fn ask_forever(address: String, state: Arc<Mutex<Signal<RasObs>>>) {
                 (Signal::at(asked_ms, RasObs { text, ..RasObs::default() }), LOOK_EVERY)
             }
         };
-        *state.lock().unwrap_or_else(PoisonError::into_inner) = signal;
+        take(&state, signal, words);
         tokio::time::sleep(pause).await;
+    }
+}
+
+fn take(state: &Shared, told: Signal<RasObs>, answer: Option<Answer>) {
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    state.told = told;
+    if answer.is_some() {
+        state.answer = answer;
     }
 }
 
@@ -161,5 +210,19 @@ impl Talk<'_> {
 
     fn talk(&self, source: std::io::Error) -> AskError {
         AskError::Talk { address: self.address.to_owned(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_answer_the_beginning_is_kept_and_how_long_it_was() {
+        assert_eq!(kept("ranks: 2\n"), "ranks: 2\n");
+        let answer = "ü".repeat(KEPT_BYTES_MAX);
+        let kept = kept(&answer);
+        assert!(kept.len() < KEPT_BYTES_MAX + 64, "{}", kept.len());
+        assert!(kept.ends_with("ü\n[cut: the answer has 131072 bytes]\n"), "{}", &kept[KEPT_BYTES_MAX - 8..]);
     }
 }

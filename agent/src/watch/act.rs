@@ -196,6 +196,8 @@ impl Acts {
             steps: sources.page_steps(),
             metrics_before: sources.last_metrics_text(),
             metrics_path: sources.metrics_path(),
+            ras_before: sources.last_ras_answer(),
+            ras_address: scene.config.sources.ras_address.clone(),
             engine_url: scene.config.sources.engine_url.clone(),
             log_tail: sources.log_tail(),
             gpu_note: sources.gpu_note(),

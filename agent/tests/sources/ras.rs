@@ -4,83 +4,14 @@ use std::time::{Duration, Instant};
 
 use agent::sources::RasSource;
 use agent::sources::ras::{AskError, ask};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 use vitals::ras::parse;
 
 use crate::http::eventually_async;
+use crate::ras_server::{JSON, Manner, TEXT, server};
 
-const JSON: &str = include_str!("../../../vitals/tests/samples/ras/stopped.json");
-const TEXT: &str = include_str!("../../../vitals/tests/samples/ras/stopped.txt");
 const AMPLE: Duration = Duration::from_secs(60);
-
-/// How the server of a test behaves once its handshake is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    /// 2.28.7 and later.
-    Json,
-    /// 2.24 to 2.28.6: knows no formats.
-    Text,
-    /// Half an answer, and the connection stays open.
-    Half,
-    /// A byte every now and then, without end.
-    Drip,
-    /// As fast as it can, without end.
-    Flood,
-    /// Closes in the middle of the handshake.
-    Hangup,
-}
-
-async fn server(manner: Manner) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            // a client that leaves in mid-answer is what some of these tests are about
-            tokio::spawn(async move { _ = converse(stream, manner).await });
-        }
-    });
-    address
-}
-
-/// The documented conversation, one command a line, in any case of letters.
-async fn converse(stream: TcpStream, manner: Manner) -> std::io::Result<()> {
-    let (read, mut write) = stream.into_split();
-    let mut lines = BufReader::new(read).lines();
-    let mut json = false;
-    while let Some(line) = lines.next_line().await? {
-        match line.to_ascii_lowercase().as_str() {
-            "client protocol 2" => write.write_all(b"SERVER PROTOCOL 2\n").await?,
-            "timeout 2" if manner == Manner::Hangup => return Ok(()),
-            "timeout 2" => write.write_all(b"OK\n").await?,
-            "set format json" if manner != Manner::Text => {
-                json = true;
-                write.write_all(b"OK\n").await?;
-            }
-            "verbose status" => return answer(&mut write, manner, json).await,
-            unknown => write.write_all(format!("ERROR: Unknown command {unknown}\n").as_bytes()).await?,
-        }
-    }
-    Ok(())
-}
-
-async fn answer(write: &mut (impl AsyncWriteExt + Unpin), manner: Manner, json: bool) -> std::io::Result<()> {
-    match manner {
-        Manner::Half => {
-            write.write_all(&JSON.as_bytes()[..JSON.len() / 2]).await?;
-            std::future::pending::<()>().await;
-        }
-        Manner::Drip => loop {
-            write.write_all(b"x").await?;
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        },
-        Manner::Flood => loop {
-            write.write_all(&[b'x'; 1 << 16]).await?;
-        },
-        _ => write.write_all(if json { JSON } else { TEXT }.as_bytes()).await?,
-    }
-    Ok(())
-}
 
 #[tokio::test]
 async fn json_where_the_service_can_and_text_where_it_cannot() {
@@ -96,9 +27,11 @@ async fn the_source_names_the_silent_rank_and_says_nothing_where_nobody_listens(
     let source = RasSource::spawn(&server(Manner::Json).await);
     let told = eventually_async("an answer", async || source.latest().value).await;
     assert_eq!((told.silent_ranks, told.answered), (vec![2], true));
+    assert_eq!(source.answer(), Some((source.latest().at_ms, JSON.to_owned())), "word for word, for the evidence");
     let source = RasSource::spawn(&server(Manner::Hangup).await);
     let told = eventually_async("a failure", async || source.latest().value).await;
     assert!(!told.answered && told.silent_ranks.is_empty() && told.text.contains("could not talk"), "{told:?}");
+    assert_eq!(source.answer(), None);
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     assert!(matches!(ask(&closed, AMPLE).await, Err(AskError::Nobody { .. })));
     let source = RasSource::spawn(&closed);
