@@ -102,6 +102,12 @@ impl KillNote {
         let note: Option<Self> = crate::files::read_json(&Self::path(agent_dir));
         note.is_some_and(|note| (note.pid, note.start_ticks) == (engine.pid, engine.start_ticks))
     }
+
+    /// For how long, by the file's time: a kill that is repeated writes it anew.
+    pub fn age(agent_dir: &Path, engine: &EngineProcess) -> Option<Duration> {
+        let written = std::fs::metadata(Self::path(agent_dir)).and_then(|file| file.modified()).ok()?;
+        Self::grants(agent_dir, engine).then(|| written.elapsed().unwrap_or_default())
+    }
 }
 
 /// Writes the summary to the engine container's termination message. `path` is `terminationMessagePath` inside that container.

@@ -68,6 +68,9 @@ pub struct GateReply {
     pub connections: u32,
     /// Is the gate shut now?
     pub shut: bool,
+    /// Is it shut because this replica is about to leave?
+    #[serde(default)]
+    pub draining: bool,
 }
 
 /// How a request ended.
@@ -320,6 +323,7 @@ impl Ledger {
         let begun = books.open.values().filter(|open| open.answered && !blocked(open));
         reply.obs.quietest_begun_ms = begun.map(|open| open.read_ms).min();
         reply.shut = books.control.fenced || books.control.draining;
+        reply.draining = books.control.draining;
         reply
     }
 

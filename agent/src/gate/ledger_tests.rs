@@ -102,9 +102,13 @@ fn a_shut_gate_refuses_and_counts_each_refusal() {
     books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() });
     let refusal = books.admit().unwrap_err();
     assert_eq!((refusal.retry_after_s, refusal.reason.as_str()), (1, "no byte for 2 s"));
+    let shut = || (books.reply(0).shut, books.reply(0).draining);
+    assert_eq!(shut(), (true, false));
+    books.set_control(Control { draining: true, ..Control::default() });
+    assert_eq!(shut(), (true, true));
     books.set_control(Control::default());
     assert!(books.admit().is_ok());
-    assert_eq!(books.reply(0).requests_refused, 1);
+    assert_eq!((books.reply(0).requests_refused, shut()), (1, (false, false)));
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl Lines {
         if !obs.xids.is_empty() {
             line.insert("xid".to_owned(), json!(obs.xids));
         }
+        for (name, holds) in [("maintenance", obs.maintenance), ("draining", obs.draining)] {
+            if holds {
+                line.insert(name.to_owned(), true.into());
+            }
+        }
         if obs.agent_gap_ms > 0 {
             line.insert("agent_gap_ms".to_owned(), obs.agent_gap_ms.into());
         }
@@ -137,6 +142,8 @@ fn rebase(obs: &mut Observation, zero_ms: Ms) {
 mod tests {
     use super::*;
     use vitals::observation::{FrontendObs, GateObs, LogHit, MetricsObs, PageObs, PagePhase, ProcObs};
+    use vitals::policy::Policy;
+    use vitals::replay::replay;
     use vitals::replay::sample::Reader;
 
     const NOW: Ms = 5_000_000;
@@ -232,6 +239,34 @@ mod tests {
         let same = sample(NOW + 100, Some(NOW - 500));
         assert_eq!((same.0, same.1.at_ms, same.1.value.is_some()), (false, 59_500, true));
         assert_eq!(sample(NOW + 200, None).1.value, None);
+    }
+
+    /// A minute of an engine that holds its step and hears nothing, recorded and replayed: what was said of it.
+    fn replayed(beside: impl Fn(&mut Observation)) -> Vec<String> {
+        let mut lines = Lines::default();
+        let text = (0..600).map(|at| {
+            let mut obs = obs();
+            // it sleeps: one that runs without CPU time would be waiting for a core
+            obs.proc.value.as_mut().unwrap().state = Some('S');
+            (obs.metrics, obs.log) = (Signal::default(), Vec::new());
+            beside(&mut obs);
+            lines.line(NOW + at * 100, &obs, None).to_string()
+        });
+        let text: Vec<String> = text.collect();
+        let timeline = replay("held", text.iter().map(String::as_str), &Policy::default()).unwrap();
+        timeline.timeline.into_iter().map(|change| change.class.unwrap_or(change.verdict)).collect()
+    }
+
+    #[test]
+    fn what_is_known_beside_the_sources_is_replayed() {
+        let held = replayed(|_| ());
+        assert!(held.contains(&"StepStalled".to_owned()), "{held:?}");
+        let maintained = replayed(|obs| obs.maintenance = true);
+        assert_eq!(maintained, ["Progressing"]);
+        let killed = replayed(|obs| obs.proc.value.as_mut().unwrap().kill_sent_ms = Some(NOW));
+        assert!(killed.contains(&"Unkillable".to_owned()), "{killed:?}");
+        let drained = replayed(|obs| obs.draining = true);
+        assert!(drained.contains(&"Draining".to_owned()) && !held.contains(&"Draining".to_owned()), "{drained:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! It looks and never acts: the engine's sources are read as the detector reads them, the gate is asked without being told anything.
 //! Bounded in time and in bytes. May read clocks, `/proc`, the engine's port and the gate's socket; writes one file.
 
+mod beside;
 mod line;
 mod sink;
 
@@ -15,6 +16,7 @@ use clap::Args;
 use http::Uri;
 use vitals::observation::{Observation, Signal};
 
+use self::beside::Beside;
 use self::line::Lines;
 use self::sink::Sink;
 use crate::gate::control::{GateClient, socket_in};
@@ -59,6 +61,9 @@ pub struct RecordArgs {
     /// The engine's log. Only lines with a known signature are recorded.
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
     pub log_file: Option<PathBuf>,
+    /// The agent's directory for notes (`--notes-dir` of `truebeat run`): tells whether somebody has declared maintenance.
+    #[arg(long, env = "TRUEBEAT_NOTES_DIR")]
+    pub notes_dir: Option<PathBuf>,
     /// Do not ask NVML about the GPUs.
     #[arg(long, env = "TRUEBEAT_NO_NVML", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_nvml: bool,
@@ -177,6 +182,7 @@ struct Recorder {
     follow: Follow,
     sources: Option<(PathBuf, Sources)>,
     gate: Option<GateClient>,
+    beside: Beside,
     report: RecordReport,
     ticked_ms: Option<u64>,
 }
@@ -192,6 +198,7 @@ impl Recorder {
             follow: Follow::default(),
             sources: None,
             gate: args.agent_dir.as_ref().map(|dir| GateClient::new(socket_in(dir))),
+            beside: Beside::new(args.agent_dir.clone(), args.notes_dir.clone()),
             report: RecordReport { out: args.out.clone(), ..RecordReport::default() },
             ticked_ms: None,
             args,
@@ -223,11 +230,13 @@ impl Recorder {
         sources.set_engine(self.follow.engine.clone());
         let now_ms = monotonic_ms();
         let mut obs = sources.observe(now_ms).await;
-        if let Some(gate) = &mut self.gate
-            && let Ok(heard) = gate.look().await
-        {
-            obs.gate = Signal::at(heard.at_ms, heard.reply.obs);
-        }
+        let heard = match &mut self.gate {
+            Some(gate) => gate.look().await.ok(),
+            None => None,
+        };
+        let engine = self.follow.engine.as_ref();
+        self.beside.lay_over(now_ms, engine, heard.as_ref().map(|heard| &heard.reply), &mut obs).await;
+        obs.gate = heard.map(|heard| Signal::at(heard.at_ms, heard.reply.obs)).unwrap_or_default();
         let due_ms = 1_000 / u64::from(self.args.hz);
         let late_ms = self.ticked_ms.replace(now_ms).map_or(0, |before| (now_ms - before).saturating_sub(due_ms));
         obs.agent_gap_ms = if late_ms < GAP_MS_MIN { 0 } else { late_ms };

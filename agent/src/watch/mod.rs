@@ -14,7 +14,7 @@ pub(crate) mod latest;
 pub mod leave;
 mod lookout;
 pub(crate) mod memory;
-mod notes;
+pub(crate) mod notes;
 mod poison;
 mod proof;
 mod publish;
