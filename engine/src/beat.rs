@@ -3,7 +3,7 @@
 //!
 //! A lease in the beat is a promise: "I will say something new before then". A phase without steps (load, warm-up, idle,
 //! drain) renews its lease at every publish; a step gets one lease, from what steps of its size took before, and it anew with each row that
-//! the host goes through while that takes long. Page, `/health`, admission and the guard go by this one promise.
+//! the host goes through while that takes long; time in which the machine held it up is added. Page, `/health`, admission and the guard go by this one promise.
 
 use heartbeat::{Writer, monotonic_ns, page::Beat, page::Phase, page::StepOutcome, page::StepRecord};
 use std::sync::Arc;
@@ -138,6 +138,14 @@ impl Heart {
             self.beat.lease_ms = lasted_ms.saturating_add(self.step_lease_ms);
             self.store(now);
         }
+    }
+
+    /// The step under way waited for a thread that was ready to run and was not run: so much of its time does not count, for anybody who goes
+    /// by its lease.
+    pub fn held_up(&mut self, time: Duration) {
+        let time_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        self.beat.lease_ms = self.beat.lease_ms.saturating_add(time_ms);
+        self.store((self.clock_ns)());
     }
 
     /// The step under way was run by the program of this key; 0: eagerly (H6).
@@ -281,6 +289,23 @@ mod tests {
         assert!(matches!(health, Health::Stalled(_)) && !within, "no row in a whole lease");
         heart.step_begins(&shape, &Tally { running: 1, ..Tally::default() });
         assert_eq!(heart.lease(), Duration::from_millis(400), "the next step has its own");
+    }
+
+    #[test]
+    fn a_step_that_was_held_up_has_so_much_longer_and_the_next_one_has_not() {
+        let (board, clock_ns) = (Arc::<BeatBoard>::default(), Arc::new(AtomicU64::new(BEGUN_MS * MS)));
+        let clock = clock_ns.clone();
+        let mut heart = Heart::by(Box::new(move || clock.load(Relaxed)), None, board.clone());
+        let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
+        let healthy = |ms: u64| judge(board.load().as_ref(), (BEGUN_MS + ms) * MS) == Health::Serving;
+        heart.step_begins(&shape, &Tally { running: 1, ..Tally::default() });
+        assert!(healthy(400) && !healthy(401));
+        for _ in 0..4 {
+            heart.held_up(Duration::from_millis(25));
+        }
+        assert!(healthy(500) && !healthy(501));
+        heart.step_begins(&shape, &Tally { running: 1, ..Tally::default() });
+        assert!(!healthy(401), "it has its own lease");
     }
 
     #[test]

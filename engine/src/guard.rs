@@ -66,8 +66,8 @@ pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
             return;
         }
         // a loop that wants the processor and does not get it is late, not silent; at most half of the time is forgiven
-        let kept = run_queue.held_up(shared.loop_tid.load(Ordering::Relaxed));
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let kept = run_queue.held_up(shared.loop_tid.load(Ordering::Relaxed), passed);
         let passed = passed.saturating_sub(kept.min(passed / 2));
         let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
         let view = shared.board.load();

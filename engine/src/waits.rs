@@ -2,6 +2,9 @@
 //! [`Patience`]; `clippy.toml` forbids the untimed ones of the standard library. Reads the monotonic clock, and in `/proc` who was kept
 //! from running.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,8 @@ pub struct Patience {
     /// None: for ever, as the engines of the field wait (`--guards off`).
     allowed: Option<Duration>,
     counted: Duration,
+    /// The same whatever was forgiven or renewed.
+    looked: Duration,
     began: Instant,
     last: Instant,
     looks: u32,
@@ -53,7 +58,8 @@ impl Patience {
     /// A wait that may take `allowed`; `None`: for ever.
     pub fn new(allowed: Option<Duration>) -> Self {
         let now = Instant::now();
-        Self { allowed, counted: Duration::ZERO, began: now, last: now, looks: 0, nap: NAP_MIN, rest: Rest::Naps }
+        let (counted, looked) = (Duration::ZERO, Duration::ZERO);
+        Self { allowed, counted, looked, began: now, last: now, looks: 0, nap: NAP_MIN, rest: Rest::Naps }
     }
 
     /// As [`Self::new`], with ever fewer looks where nothing has come for a while.
@@ -75,8 +81,8 @@ impl Patience {
     pub fn turn(&mut self) -> bool {
         self.rest();
         let now = Instant::now();
-        self.counted += now.duration_since(self.last).min(LOOK_MAX);
-        self.last = now;
+        let passed = now.duration_since(self.last).min(LOOK_MAX);
+        (self.counted, self.looked, self.last) = (self.counted + passed, self.looked + passed, now);
         self.allowed.is_none_or(|allowed| self.counted < allowed)
     }
 
@@ -93,6 +99,11 @@ impl Patience {
     /// Time that counts, since the beginning or the last sign of life.
     pub fn counted(&self) -> Duration {
         self.counted
+    }
+
+    /// Time in which this thread could look, since the beginning, whatever was forgiven of it.
+    pub fn looked(&self) -> Duration {
+        self.looked
     }
 
     /// Time on the wall since the beginning.
@@ -114,28 +125,94 @@ impl Patience {
     }
 }
 
+/// What the kernel says of a thread's life so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turns {
+    pub ran: Duration,
+    /// It wanted the processor and did not get it; such a wait is added when it ends.
+    pub held_up: Duration,
+    /// It runs, or wants to.
+    pub wants: bool,
+}
+
+impl Turns {
+    /// Of thread `tid`; `None`: it is gone, or the kernel does not count.
+    pub fn of(tid: u64) -> Option<Self> {
+        let of_thread = |file: &str| std::fs::read_to_string(format!("/proc/{tid}/{file}")).ok();
+        let counts = of_thread("schedstat")?;
+        let mut counts = counts.split_whitespace().map_while(|count| count.parse().ok().map(Duration::from_nanos));
+        let (ran, held_up) = (counts.next()?, counts.next()?);
+        let wants = of_thread("stat")?.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
+        Some(Self { ran, held_up, wants })
+    }
+}
+
 /// How long a thread wanted the processor and did not get it, from one question to the next.
 #[derive(Debug, Clone, Default)]
 pub struct RunQueue {
-    before: Option<Duration>,
+    before: Option<Turns>,
+    /// What was told of a wait that goes on.
+    told: Duration,
 }
 
 impl RunQueue {
-    /// Of thread `tid`, since the last question; nothing at the first one, and where the kernel does not count it.
-    pub fn held_up(&mut self, tid: u64) -> Duration {
-        self.since(held_up(tid))
+    /// Of thread `tid`, since the last question, which was so long ago; nothing at the first one, and where the kernel does not count it.
+    pub fn held_up(&mut self, tid: u64, passed: Duration) -> Duration {
+        self.since(Turns::of(tid), passed)
     }
 
-    fn since(&mut self, now: Option<Duration>) -> Duration {
-        let before = std::mem::replace(&mut self.before, now);
-        now.zip(before).map_or(Duration::ZERO, |(now, before)| now.saturating_sub(before))
+    fn since(&mut self, now: Option<Turns>, passed: Duration) -> Duration {
+        let Some((now, before)) = now.zip(std::mem::replace(&mut self.before, now)) else {
+            self.told = Duration::ZERO;
+            return Duration::ZERO;
+        };
+        // who could run at both looks, and neither ran nor ended a wait, has waited all the time
+        if now == before && now.wants {
+            self.told += passed;
+            return passed;
+        }
+        now.held_up.saturating_sub(before.held_up).saturating_sub(std::mem::take(&mut self.told))
     }
 }
 
-/// The same since the thread began (`/proc/<tid>/schedstat`).
-fn held_up(tid: u64) -> Option<Duration> {
-    let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
-    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+/// Threads, as `/proc` knows them, each known once it runs; 0 before.
+pub type Tids = Arc<[AtomicU64]>;
+
+/// The threads that somebody waits for at the time of the question, as `/proc` knows them; 0: not known.
+pub type Threads = Arc<dyn Fn() -> Vec<u64> + Send + Sync>;
+
+/// What is known of a thread, as [`Turns::of`].
+pub type TurnsOf = Arc<dyn Fn(u64) -> Option<Turns> + Send + Sync>;
+
+/// How long several threads wanted the processor and did not get it, from one question to the next.
+#[derive(Debug, Clone, Default)]
+pub struct RunQueues {
+    of: HashMap<u64, RunQueue>,
+}
+
+impl RunQueues {
+    /// The longest of them since the last question, which was so long ago, by what `read` says of each. Who waits for all of them waits for
+    /// the unluckiest.
+    pub fn held_up(&mut self, tids: &[u64], passed: Duration, read: &dyn Fn(u64) -> Option<Turns>) -> Duration {
+        let of = |tid: &u64| self.of.entry(*tid).or_default().since(read(*tid), passed);
+        tids.iter().filter(|tid| **tid != 0).map(of).max().unwrap_or(Duration::ZERO)
+    }
+}
+
+/// What a wait forgives of the time that others were held up: half of the time that has passed at most, and what is more later.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pardon {
+    owed: Duration,
+}
+
+impl Pardon {
+    /// Of `passed` since the last question, in which others were held up for so long.
+    pub fn of(&mut self, held_up: Duration, passed: Duration) -> Duration {
+        self.owed += held_up;
+        let given = self.owed.min(passed / 2);
+        self.owed -= given;
+        given
+    }
 }
 
 /// The number under which `/proc` knows the calling thread.
@@ -147,13 +224,44 @@ pub fn this_tid() -> u64 {
 mod tests {
     use super::*;
 
+    /// `ran` and `held_up` in milliseconds.
+    fn turns(ran: u64, held_up: u64, wants: bool) -> Turns {
+        Turns { ran: Duration::from_millis(ran), held_up: Duration::from_millis(held_up), wants }
+    }
+
     #[test]
     fn a_thread_is_held_up_by_what_is_new_and_one_that_is_gone_by_nothing() {
-        let mut queue = RunQueue::default();
-        let told = [Some(70), Some(90), None, Some(95), Some(99)].map(|ms| queue.since(ms.map(Duration::from_millis)));
-        assert_eq!(told.map(|time| time.as_millis()), [0, 20, 0, 0, 4]);
+        let (mut queue, look) = (RunQueue::default(), Duration::from_millis(50));
+        let looks = [Some(70), Some(90), None, Some(95), Some(99)].map(|ms| ms.map(|ms| turns(ms, ms, true)));
+        assert_eq!(looks.map(|now| queue.since(now, look).as_millis()), [0, 20, 0, 0, 4]);
         let counts = std::path::Path::new("/proc/self/schedstat").exists();
-        assert!(held_up(this_tid()).is_some() == counts && held_up(u64::from(u32::MAX)).is_none());
+        let mine = Turns::of(this_tid());
+        assert!(mine.is_some_and(|turns| turns.wants) == counts && Turns::of(u64::from(u32::MAX)).is_none());
+    }
+
+    #[test]
+    fn a_wait_that_goes_on_counts_before_its_end_and_once() {
+        let (mut queue, look) = (RunQueue::default(), Duration::from_millis(50));
+        // in line for 120 ms from the first look on; then with a core; then asleep
+        let looks = [(9, 5, true), (9, 5, true), (9, 5, true), (30, 125, true), (70, 125, true), (75, 125, false)];
+        let told = looks.map(|(ran, held, wants)| queue.since(Some(turns(ran, held, wants)), look).as_millis());
+        assert_eq!(told, [0, 50, 50, 20, 0, 0]);
+        assert_eq!(queue.since(Some(turns(75, 125, false)), look), Duration::ZERO, "who sleeps is not in line");
+    }
+
+    #[test]
+    fn of_several_threads_the_unluckiest_counts_and_half_of_the_time_is_forgiven_at_most() {
+        let (mut queues, ms) = (RunQueues::default(), Duration::from_millis);
+        // a thread that has not begun, one that is held up, one that ends and one that is new
+        let looks = [[(0, 900), (7, 10), (8, 0)], [(0, 950), (7, 40), (8, 5)], [(0, 990), (7, 41), (9, 70)]];
+        let told = looks.map(|look| {
+            let read = |tid| look.iter().find(|(of, _)| *of == tid).map(|(_, held)| turns(*held, *held, true));
+            queues.held_up(&look.map(|(tid, _)| tid), ms(50), &read).as_millis()
+        });
+        assert_eq!(told, [0, 30, 1]);
+        let mut pardon = Pardon::default();
+        let given = [(120, 100), (0, 100), (0, 100), (7, 100)].map(|(held, passed)| pardon.of(ms(held), ms(passed)));
+        assert_eq!(given.map(|time| time.as_millis()), [50, 50, 20, 7]);
     }
 
     #[test]

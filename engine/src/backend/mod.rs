@@ -17,6 +17,7 @@ pub use peers::{Peers, Watch};
 
 use crate::sampling::Draw;
 use crate::stuck::Stuck;
+use crate::waits::Tids;
 use crate::weights::{Bytes, RawWeight, WeightType};
 
 /// A device is out of memory, in bytes that were asked for.
@@ -163,6 +164,11 @@ pub trait Backend: Send {
     type Kv: Send;
     /// What calls of a program keep from one to the next, so that they need not make it anew.
     type Scratch: Send + Default;
+
+    /// Threads of this process that compute parts of its operations beside whoever calls them.
+    fn helpers(&self) -> Tids {
+        Tids::default()
+    }
 
     /// Whether it computes elsewhere and waits for that, with deadlines of its own.
     fn waits(&self) -> bool {

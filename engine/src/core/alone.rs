@@ -2,7 +2,7 @@
 //! again for ever smaller parts of it; what panics for one sequence is an error of that sequence.
 
 use crate::core::sample::{Rows, SeqLogits};
-use crate::model::{Model, ModelError, SeqInput, StepBatch, StepLogits};
+use crate::model::{Model, ModelError, SeqInput, StepBatch, StepLogits, Tell};
 use crate::panics::guarded;
 use crate::stuck::Stuck;
 
@@ -11,22 +11,22 @@ use crate::stuck::Stuck;
 ///
 /// # Errors
 /// A step that did not end in time (E1): the model is lost, for every sequence.
-pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>, Stuck> {
-    match forward(model, batch)? {
+pub(super) fn run(model: &mut dyn Model, batch: &StepBatch, tell: Tell<'_>) -> Result<Vec<Rows>, Stuck> {
+    match forward(model, batch, tell)? {
         Ok(parts) => return Ok(parts.into_iter().map(Ok).collect()),
         Err(error) => tracing::error!(error, requests = batch.seqs.len(), "a step failed; its sequences run apart"),
     }
-    apart(model, &batch.seqs)
+    apart(model, &batch.seqs, tell)
 }
 
 /// The two halves of a batch that failed; a single sequence once more.
-fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
+fn apart(model: &mut dyn Model, seqs: &[SeqInput], tell: Tell<'_>) -> Result<Vec<Rows>, Stuck> {
     let mut all = Vec::with_capacity(seqs.len());
     for half in seqs.chunks(seqs.len().div_ceil(2).max(1)) {
-        match forward(model, &StepBatch::of(half.to_vec()))? {
+        match forward(model, &StepBatch::of(half.to_vec()), tell)? {
             Ok(parts) => all.extend(parts.into_iter().map(Ok)),
             Err(error) if half.len() == 1 => all.push(Err(error)),
-            Err(_) => all.extend(apart(model, half)?),
+            Err(_) => all.extend(apart(model, half, tell)?),
         }
     }
     Ok(all)
@@ -36,7 +36,7 @@ fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
 type Answer = Result<Vec<SeqLogits>, String>;
 
 /// An error of this is the model's end.
-fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Answer, Stuck> {
+fn forward(model: &mut dyn Model, batch: &StepBatch, tell: Tell<'_>) -> Result<Answer, Stuck> {
     let count = batch.seqs.len();
     let told = |logits: StepLogits| match logits.rows.len() {
         rows if rows == count => {
@@ -45,7 +45,7 @@ fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Answer, Stuck> {
         }
         rows => Err(format!("{rows} rows of logits for {count} sequences")),
     };
-    Ok(asked(|| model.forward(batch))?.and_then(told))
+    Ok(asked(|| model.forward_telling(batch, tell))?.and_then(told))
 }
 
 /// What a model answers, or its error or panic in words.

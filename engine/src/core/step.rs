@@ -17,7 +17,7 @@ use crate::core::sample::{Miss, Next, Rows, sample_row};
 use crate::fault::Faults;
 use crate::grammar::MASK_TIME_MAX_ALONE;
 use crate::handle::{End, Shared, Submission, TokenEvent};
-use crate::model::{LogitsWanted, Model, SeqInput, StepTerms};
+use crate::model::{LogitsWanted, Model, SeqInput, Sign, StepTerms};
 use crate::panics::guarded;
 use crate::programs::ProgramCounts;
 use crate::sampling::{Sampler, TokenLogprob};
@@ -51,7 +51,7 @@ pub(super) struct Core {
     pub(super) live: HashMap<ReqId, Live>,
     pub(super) speculation: Option<Speculation>,
     pub(super) shared: Arc<Shared>,
-    heart: Heart,
+    pub(super) heart: Heart,
     /// What became of step programs.
     programs: Option<Arc<ProgramCounts>>,
     /// Steps have deadlines (E1).
@@ -117,7 +117,8 @@ impl Core {
         if self.model.draws() {
             self.let_draw(&mut plan);
         }
-        let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| self.exceeded(&shape))?;
+        let mut tell = |sign| shows(&mut self.heart, sign);
+        let rows = alone::run(self.model.as_mut(), &plan.batch, &mut tell).inspect_err(|_| self.exceeded(&shape))?;
         if let Some(counts) = &self.programs {
             self.heart.ran_by(counts.last_key.load(Relaxed));
             self.shared.metrics.programs(counts);
@@ -320,6 +321,14 @@ impl Drop for Core {
     fn drop(&mut self) {
         let ids: Vec<ReqId> = self.live.keys().copied().collect();
         ids.into_iter().for_each(|id| self.end(id, End::Shutdown));
+    }
+}
+
+/// What the step under way shows before its end. A layer that is done leaves the lease as it is, which was given for all of them.
+pub(super) fn shows(heart: &mut Heart, sign: Sign) {
+    match sign {
+        Sign::Layer => (),
+        Sign::HeldUp(time) => heart.held_up(time),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::core::step::shape_of;
 use crate::core::{CoreConfig, CoreError};
 use crate::device::QueuedModel;
 use crate::model::{
-    ALLOCATE_MAX, KvShape, LogitsWanted, Model, ModelError, ModelInfo, Pass, SeqInput, StepBatch, StepTerms,
+    ALLOCATE_MAX, KvShape, LogitsWanted, Model, ModelError, ModelInfo, Pass, SeqInput, Sign, StepBatch, StepTerms,
 };
 use crate::scheduler::Limits;
 use crate::speculation::{Follower, Guesser, SpeculationSpec};
@@ -91,10 +91,17 @@ impl<'a> Warmer<'a> {
         self.done += 1;
     }
 
+    /// A sign of a step, or of the cache. What a start may take is far longer than any wait for a core.
+    fn shows(&mut self, sign: Sign, within: Duration) {
+        if sign == Sign::Layer {
+            self.alive(within);
+        }
+    }
+
     fn allocate(&mut self, model: &mut QueuedModel) -> Result<(), CoreError> {
         let shape = KvShape { num_blocks: self.limits.num_blocks, block_size: self.limits.block_size };
         self.alive(ALLOCATE_MAX);
-        model.allocate(shape, &mut || self.alive(ALLOCATE_MAX)).map_err(CoreError::of(CoreError::Cache))
+        model.allocate(shape, &mut |sign| self.shows(sign, ALLOCATE_MAX)).map_err(CoreError::of(CoreError::Cache))
     }
 
     /// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is learned
@@ -107,7 +114,7 @@ impl<'a> Warmer<'a> {
             model.terms(&StepTerms { allowed, shape, warms: true, ..StepTerms::default() });
             self.alive(SILENCE_MAX);
             let began = Instant::now();
-            model.step(&StepBatch { seqs: vec![input], pass }, &mut || self.alive(SILENCE_MAX))?;
+            model.step(&StepBatch { seqs: vec![input], pass }, &mut |sign| self.shows(sign, SILENCE_MAX))?;
             seen.push((shape, began.elapsed()));
         }
         self.alive(SILENCE_MAX);

@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use super::{DeviceQueue, Event};
 use crate::fault::{Faults, Place};
-use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::model::{
+    ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, Sign, StepBatch, StepLogits, StepTerms, Tell,
+};
 use crate::programs::ProgramCounts;
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::{Patience, RunQueue};
+use crate::waits::{Pardon, Patience, RunQueues, Threads, Turns, TurnsOf};
 
 /// The deadline of a collective passes first, because it can name the rank, and so does a device's own: it knows what it launched.
 const AFTER_THEIRS: Duration = Duration::from_millis(150);
-/// How often a wait asks whether the device's thread was kept from running, from when on.
+/// How often a wait asks whether a thread that it waits for was kept from running, from when on.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The model that the step loop has.
@@ -29,6 +31,10 @@ pub struct QueuedModel {
     programs: Option<Arc<ProgramCounts>>,
     /// What its waits for other ranks forgave them, in nanoseconds.
     forgiven: Option<Pulse>,
+    /// Whom it waits for beside the device's own thread.
+    threads: Threads,
+    /// What is known of a thread's time in line for a core.
+    turns: TurnsOf,
     has_head: bool,
     draws: bool,
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
@@ -57,8 +63,24 @@ impl QueuedModel {
         let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
         let (has_head, draws, forgiven) = (model.has_head(), model.draws(), model.forgiven());
         let margin = if model.has_ranks() || model.waits() { AFTER_THEIRS } else { Duration::ZERO };
+        let (threads, turns): (_, TurnsOf) = (model.threads(), Arc::new(Turns::of));
         let (model, allowed) = (Some(model), None);
-        Self { queue, model, info, layers, programs, forgiven, has_head, draws, looks, allowed, margin, faults }
+        Self {
+            queue,
+            model,
+            info,
+            layers,
+            programs,
+            forgiven,
+            threads,
+            turns,
+            has_head,
+            draws,
+            looks,
+            allowed,
+            margin,
+            faults,
+        }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -66,32 +88,32 @@ impl QueuedModel {
         self.layers.is_some()
     }
 
-    /// As [`Model::allocate_kv`]; `alive` is called at each sign of life.
+    /// As [`Model::allocate_kv`]; `tell` hears of each sign of life.
     ///
     /// # Errors
     /// As there.
-    pub fn allocate(&mut self, shape: KvShape, alive: &mut dyn FnMut()) -> Result<(), ModelError> {
-        self.run(Some(ALLOCATE_MAX + self.margin), alive, move |model| model.allocate_kv(shape))?
+    pub fn allocate(&mut self, shape: KvShape, tell: Tell<'_>) -> Result<(), ModelError> {
+        self.run(Some(ALLOCATE_MAX + self.margin), tell, move |model| model.allocate_kv(shape))?
     }
 
-    /// As [`Model::forward`]; `alive` is called at each sign of life, which is a layer that is done.
+    /// As [`Model::forward_telling`].
     ///
     /// # Errors
     /// As there.
-    pub fn step(&mut self, batch: &StepBatch, alive: &mut dyn FnMut()) -> Result<StepLogits, ModelError> {
+    pub fn step(&mut self, batch: &StepBatch, tell: Tell<'_>) -> Result<StepLogits, ModelError> {
         // a device of its own hangs in earnest; the processor's ends, and its event never says so
         if self.faults.armed(Place::Event) && !self.model.as_mut().is_some_and(|model| model.hang()) {
             self.queue.stick();
         }
         let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + self.margin));
-        self.run(allowed, alive, move |model| model.forward(&batch))?
+        self.run(allowed, tell, move |model| model.forward(&batch))?
     }
 
     /// Runs `job` on the device and waits for its event until `allowed` has passed without a sign of life.
     fn run<T: Send + 'static>(
         &mut self,
         allowed: Option<Duration>,
-        alive: &mut dyn FnMut(),
+        tell: Tell<'_>,
         job: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
     ) -> Result<T, ModelError> {
         let Some(mut model) = self.model.take() else { return Err(lost()) };
@@ -104,21 +126,19 @@ impl QueuedModel {
             (model, result)
         });
         let event = event.map_err(|error| ModelError::Device(error.to_string()))?;
-        let (model, result) = self.wait(&event, allowed, alive)?;
+        let (model, result) = self.wait(&event, allowed, tell)?;
         self.model = Some(model);
         // a panic goes on in the caller, as from a call without a queue
         result.or_else(|panic| resume_unwind(panic))
     }
 
-    fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>, alive: &mut dyn FnMut()) -> Result<T, ModelError> {
-        let read = |pulse: &Option<Pulse>| pulse.as_ref().map_or(0, |pulse| pulse.load(Relaxed));
-        let beats = || read(&self.layers);
+    fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>, tell: Tell<'_>) -> Result<T, ModelError> {
+        let beats = || read(self.layers.as_ref());
         if allowed.is_none() {
             event.spin_for_ever();
         }
         let mut patience = Patience::new(allowed);
-        let (mut seen, mut look, mut run_queue) = (beats(), LOOK, RunQueue::default());
-        let mut forgiven = read(&self.forgiven);
+        let (mut seen, mut line) = (beats(), Line { forgiven: read(self.forgiven.as_ref()), ..Line::default() });
         loop {
             match event.query() {
                 Some(Ok(result)) => return Ok(result),
@@ -135,19 +155,53 @@ impl QueuedModel {
             // a layer that was done is life: long steps are not stuck ones
             let now = beats();
             if now != seen {
-                (seen, look, forgiven) = (now, LOOK, read(&self.forgiven));
+                seen = now;
+                line.ours = Pardon::default();
                 patience.renew();
-                alive();
-            } else if patience.counted() >= look {
-                // a thread that wants the processor and does not get it is late, not stuck, and so is one that waits for a rank which
-                // does not get it: that wait is the longer for it. At most half of the time is forgiven; what is more comes later
-                let theirs = Duration::from_nanos(read(&self.forgiven).saturating_sub(forgiven)).min(LOOK);
-                forgiven += u64::try_from(theirs.as_nanos()).unwrap_or(0);
-                patience.forgive((run_queue.held_up(self.queue.tid()) + theirs).min(LOOK));
-                look += LOOK;
+                tell(Sign::Layer);
             }
+            self.look_at_line(&mut line, &mut patience, tell);
         }
     }
+
+    /// A thread that wants the processor and does not get it is late, not stuck, and so is one that waits for a helper or a rank which does
+    /// not get it: that wait is the longer for it.
+    fn look_at_line(&self, line: &mut Line, patience: &mut Patience, tell: Tell<'_>) {
+        let (waited, looked) = (patience.waited(), patience.looked());
+        if waited < line.waited + LOOK {
+            return;
+        }
+        let forgiven = read(self.forgiven.as_ref());
+        let theirs = Duration::from_nanos(forgiven.saturating_sub(line.forgiven));
+        let tids = [vec![self.queue.tid()], (self.threads)()].concat();
+        let passed = waited.saturating_sub(line.waited);
+        let held_up = line.run_queues.held_up(&tids, passed, self.turns.as_ref()) + theirs;
+        // whoever looks at the page counts pauses of this thread too, and the step with all its layers
+        let told = line.told.of(held_up, passed);
+        patience.forgive(line.ours.of(held_up, looked.saturating_sub(line.looked)));
+        (line.waited, line.looked, line.forgiven) = (waited, looked, forgiven);
+        if told > Duration::ZERO {
+            tell(Sign::HeldUp(told));
+        }
+    }
+}
+
+/// What a wait has seen of threads in line for a core, as of its last look.
+#[derive(Default)]
+struct Line {
+    run_queues: RunQueues,
+    waited: Duration,
+    looked: Duration,
+    /// What waits for other ranks forgave by then.
+    forgiven: u64,
+    /// What this wait forgives, since the last sign of life.
+    ours: Pardon,
+    /// What is told to whoever goes by the step's lease, since its beginning.
+    told: Pardon,
+}
+
+fn read(pulse: Option<&Pulse>) -> u64 {
+    pulse.map_or(0, |pulse| pulse.load(Relaxed))
 }
 
 impl Model for QueuedModel {
@@ -183,11 +237,15 @@ impl Model for QueuedModel {
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
-        self.allocate(shape, &mut || ())
+        self.allocate(shape, &mut |_| ())
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
-        self.step(batch, &mut || ())
+        self.step(batch, &mut |_| ())
+    }
+
+    fn forward_telling(&mut self, batch: &StepBatch, tell: Tell<'_>) -> Result<StepLogits, ModelError> {
+        self.step(batch, tell)
     }
 }
 

@@ -1,4 +1,4 @@
-//! How long a step may take whose waits for other ranks were the longer because a rank did not get the processor.
+//! How long a step may take whose waits were the longer because a rank, or a thread that computes a part of it, did not get the processor.
 #![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
 use super::*;
@@ -11,6 +11,7 @@ struct Late {
     forgiven: Pulse,
     takes: Duration,
     part: f64,
+    helpers: Vec<u64>,
 }
 
 impl Model for Late {
@@ -24,6 +25,11 @@ impl Model for Late {
 
     fn forgiven(&self) -> Option<Pulse> {
         Some(self.forgiven.clone())
+    }
+
+    fn threads(&self) -> Threads {
+        let helpers = self.helpers.clone();
+        Arc::new(move || helpers.clone())
     }
 
     fn allocate_kv(&mut self, _shape: KvShape) -> Result<(), ModelError> {
@@ -44,12 +50,63 @@ impl Model for Late {
 }
 
 fn step(takes: Duration, part: f64) -> Result<StepLogits, ModelError> {
+    seen(takes, part, Vec::new(), |_| None).0
+}
+
+/// The same of a model with such helpers, where `/proc` says what `held_up` says; and how much of its time the step said that it was held up.
+fn seen(
+    takes: Duration,
+    part: f64,
+    helpers: Vec<u64>,
+    held_up: impl Fn(u64) -> Option<Duration> + Send + Sync + 'static,
+) -> (Result<StepLogits, ModelError>, Duration) {
     let (name, arch) = ("late".to_owned(), "llama".to_owned());
     let info = ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, eos_token_ids: vec![], bos_token_id: None };
-    let late = Late { info, forgiven: Pulse::default(), takes, part };
+    let late = Late { info, forgiven: Pulse::default(), takes, part, helpers };
     let mut model = QueuedModel::new(Box::new(late), Faults::default()).unwrap();
+    let began = std::time::Instant::now();
+    model.turns = Arc::new(move |tid| {
+        let held_up = held_up(tid)?;
+        // who is not held up runs all the time
+        Some(Turns { ran: began.elapsed().saturating_sub(held_up), held_up, wants: true })
+    });
     model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
-    model.step(&StepBatch::default(), &mut || ())
+    let mut told = Duration::ZERO;
+    let result = model.step(&StepBatch::default(), &mut |sign| match sign {
+        Sign::HeldUp(time) => told += time,
+        Sign::Layer => (),
+    });
+    (result, told)
+}
+
+/// What `/proc` says of a thread that gets the processor for a part of the time alone, from now on.
+fn in_line(who: u64, part: f64) -> impl Fn(u64) -> Option<Duration> + Send + Sync + 'static {
+    let began = std::time::Instant::now();
+    move |tid| Some(if tid == who { began.elapsed().mul_f64(part) } else { Duration::ZERO })
+}
+
+/// The device's thread has then nothing to do, and the processor that it may have.
+#[test]
+fn a_helper_that_does_not_get_the_processor_is_forgiven_and_told_of() {
+    const HELPER: u64 = 77;
+    let takes = (ALLOWED + AFTER_THEIRS).mul_f64(1.3);
+    let (step, told) = seen(takes, 0.0, vec![76, HELPER], in_line(HELPER, 0.9));
+    assert!(step.is_ok(), "{step:?}");
+    // about half of the time, on a machine that runs this thread
+    assert!(told > takes / 10, "{told:?}");
+    let (none, told) = seen(Duration::from_secs(4), 0.0, vec![76], in_line(HELPER, 0.9));
+    assert!(
+        matches!(none, Err(ModelError::Stuck(_))) && told == Duration::ZERO,
+        "nobody waits for that thread: {none:?}"
+    );
+}
+
+#[test]
+fn a_helper_in_line_for_ever_ends_the_step_all_the_same() {
+    let began = std::time::Instant::now();
+    let (step, told) = seen(Duration::from_secs(4), 0.0, vec![77], in_line(77, 50.0));
+    assert!(matches!(step, Err(ModelError::Stuck(_))), "{step:?}");
+    assert!(told <= began.elapsed() / 2, "{told:?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::frame::StepFrame;
 use super::head::{Head, States};
 use super::rope::Rope;
 use super::routing;
-use super::{KvShape, Model, ModelError, ModelInfo, Pass, Pulse, StepBatch, StepLogits, StepTerms};
+use super::{KvShape, Model, ModelError, ModelInfo, Pass, Pulse, StepBatch, StepLogits, StepTerms, Threads};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
 pub(super) struct Linear<B: Backend> {
@@ -345,6 +345,11 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn draws(&self) -> bool {
         self.backend.draws()
+    }
+
+    fn threads(&self) -> Threads {
+        let helpers = self.backend.helpers();
+        Arc::new(move || helpers.iter().map(|tid| tid.load(Relaxed)).collect())
     }
 
     fn waits(&self) -> bool {

@@ -29,6 +29,7 @@ use crate::beat::{StepShape, Tally};
 use crate::programs::ProgramCounts;
 use crate::sampling::Draw;
 use crate::stuck::Stuck;
+use crate::waits::Threads;
 
 /// Shape facts that scheduler and server need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,6 +126,18 @@ pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 /// Counts the layers that steps have got through: a step that is long and one that is stuck differ in it.
 pub type Pulse = Arc<AtomicU64>;
 
+/// What a step shows before it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sign {
+    /// A layer is done.
+    Layer,
+    /// So much of its time it was held up: a thread that it waits for wanted the processor and did not get it.
+    HeldUp(Duration),
+}
+
+/// Who hears of the signs.
+pub type Tell<'a> = &'a mut dyn FnMut(Sign);
+
 /// What the step loop tells a model beside the batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepTerms {
@@ -186,6 +199,11 @@ pub trait Model: Send {
         None
     }
 
+    /// Threads that its steps wait for beside the one that asks for them: those that compute parts of them, and other ranks'.
+    fn threads(&self) -> Threads {
+        Arc::new(Vec::new)
+    }
+
     /// Does a step of it wait for a device, with a deadline of its own?
     fn waits(&self) -> bool {
         false
@@ -207,6 +225,14 @@ pub trait Model: Send {
     /// [`ModelError::BadBatch`] when a token, position or block is out of range; the cache is then unchanged.
     /// [`ModelError::Stuck`] when the step did not end in time: no later one can.
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError>;
+
+    /// The same, with what the step shows before its end, where it shows anything.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn forward_telling(&mut self, batch: &StepBatch, _tell: Tell<'_>) -> Result<StepLogits, ModelError> {
+        self.forward(batch)
+    }
 }
 
 /// What can go wrong behind the seam.

@@ -9,6 +9,7 @@ use crate::backend::{
     AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, Part, Peers, Preparer, QkvRows,
     StepStart, WeightShape,
 };
+use crate::waits::Tids;
 use crate::weights::{Bytes, RawWeight};
 
 /// This rank's share of a device.
@@ -24,13 +25,12 @@ pub struct RankWeight<W> {
     outputs: usize,
 }
 
-impl<B> RankBackend<B> {
+impl<B: Backend> RankBackend<B> {
     pub fn new(inner: B, team: Arc<Team>) -> Self {
+        team.helped_by(inner.helpers());
         Self { inner, team }
     }
-}
 
-impl<B: Backend> RankBackend<B> {
     /// Sums `out` over the ranks: on the devices where they have a link, else through the ranks' memory.
     fn sum(&self, out: &mut B::Matrix, outputs: usize) {
         if self.spoils() || self.inner.sum_over_ranks(out) {
@@ -118,6 +118,10 @@ impl<B: Backend> Backend for RankBackend<B> {
     }
 
     // the rest is this rank's own
+
+    fn helpers(&self) -> Tids {
+        self.inner.helpers()
+    }
 
     fn waits(&self) -> bool {
         self.inner.waits()

@@ -17,8 +17,9 @@ pub const PLAN_BYTES_MAX: usize = 256 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TBRANKS1");
 const HEAD_WORDS: usize = 16;
-const RANK_WORDS: usize = 80;
-const TEXT_AT: usize = 16;
+const RANK_WORDS: usize = 96;
+const HELPERS_AT: usize = 16;
+const TEXT_AT: usize = 32;
 const TEXT_BYTES_MAX: usize = (RANK_WORDS - TEXT_AT) * 8;
 
 /// Words of the head.
@@ -110,6 +111,12 @@ impl Layout {
     /// One word of a rank.
     pub fn of(&self, rank: usize, word: Word) -> &AtomicU64 {
         &self.map.control()[HEAD_WORDS + rank * RANK_WORDS + word as usize]
+    }
+
+    /// The threads that compute parts of a rank's steps beside the one that takes part in collectives, as `/proc` knows them; 0: none.
+    pub fn helpers(&self, rank: usize) -> &[AtomicU64] {
+        let at = HEAD_WORDS + rank * RANK_WORDS;
+        &self.map.control()[at + HELPERS_AT..at + TEXT_AT]
     }
 
     /// The last step that was broadcast.

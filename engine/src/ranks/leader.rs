@@ -11,7 +11,7 @@ use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, S
 use crate::panics::guarded;
 use crate::programs::ProgramCounts;
 use crate::stuck::Stuck;
-use crate::waits::Patience;
+use crate::waits::{Patience, Threads};
 
 /// This rank's share of a model, and the other ranks through it.
 pub struct LeaderModel {
@@ -61,6 +61,11 @@ impl Model for LeaderModel {
 
     fn forgiven(&self) -> Option<Pulse> {
         Some(self.team.forgiven())
+    }
+
+    fn threads(&self) -> Threads {
+        let (mine, team, others) = (self.model.threads(), self.team.clone(), self.team.others());
+        Arc::new(move || [mine(), team.threads_of(&others)].concat())
     }
 
     fn waits(&self) -> bool {

@@ -17,7 +17,7 @@ use super::layout::{CHUNK_WORDS, Layout, Word};
 use super::witness::{PEER_LOOK, Witness};
 use crate::model::{Pulse, StepTerms};
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::{Patience, this_tid};
+use crate::waits::{Patience, Tids, this_tid};
 
 /// What a wait of unknown length (`allowed` of 0) means in `allowed_ms`.
 const FOR_EVER: u64 = 0;
@@ -38,6 +38,8 @@ pub struct Team {
     in_step: AtomicBool,
     /// Nanoseconds that no wait counted, because who was missing wanted the processor: whoever waits for this rank forgives them too.
     forgiven: Pulse,
+    /// Threads that compute beside the one that takes part.
+    helpers: OnceLock<Tids>,
     fault: OnceLock<Stuck>,
 }
 
@@ -74,6 +76,7 @@ impl Team {
             allowed_ms: AtomicU64::new(FOR_EVER),
             in_step: AtomicBool::new(false),
             forgiven: Pulse::default(),
+            helpers: OnceLock::new(),
             fault: OnceLock::new(),
         }
     }
@@ -169,6 +172,22 @@ impl Team {
     /// The calling thread is the one that takes part in collectives from now on.
     pub(super) fn this_thread_takes_part(&self) {
         self.layout.of(self.rank, Word::Tid).store(this_tid(), Ordering::Relaxed);
+        let helpers = self.helpers.get().into_iter().flat_map(|tids| tids.iter());
+        for (place, tid) in self.layout.helpers(self.rank).iter().zip(helpers) {
+            place.store(tid.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// These threads compute parts of this rank's steps: whoever waits for the rank waits for them, too.
+    pub(super) fn helped_by(&self, helpers: Tids) {
+        // told once, by whoever computes
+        drop(self.helpers.set(helpers));
+    }
+
+    /// The threads that whoever waits for these ranks waits for, as `/proc` knows them; 0: not known.
+    pub(super) fn threads_of(&self, ranks: &[usize]) -> Vec<u64> {
+        let of = |rank: &usize| [self.layout.of(*rank, Word::Tid)].into_iter().chain(self.layout.helpers(*rank));
+        ranks.iter().flat_map(of).map(|tid| tid.load(Ordering::Relaxed)).collect()
     }
 
     /// Steps that this rank refused a program of another shape for (S1).

@@ -1,7 +1,13 @@
 //! Collectives among threads: each has its own mapping of one memory, as processes have.
 #![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
+use std::sync::Arc;
+
+use super::super::{LeaderModel, RankBackend};
 use super::*;
+use crate::backend::cpu::CpuBackend;
+use crate::model::{Model, RandomShape, random_model_on};
+use crate::weights::WeightType;
 
 fn together<T: Send>(world: usize, run: impl Fn(&Team) -> T + Sync) -> Vec<T> {
     let (first, file) = Team::create(world).unwrap();
@@ -124,4 +130,52 @@ fn what_a_wait_forgives_a_rank_is_told_to_who_waits_for_this_one() {
         std::thread::sleep(Duration::from_millis(1));
         team.forgive(&[1], &mut witness, &mut patience);
     }
+}
+
+/// Names of the threads that whoever waits for the step of rank 0 waits for, once they are known; rank 1 computes on `threads`.
+fn waited_for(threads: usize) -> Vec<String> {
+    let (first, file) = Team::create(2).unwrap();
+    let (first, second) = (Arc::new(first), Arc::new(Team::join(&file, 1, 2).unwrap()));
+    let shape = RandomShape {
+        hidden: 32,
+        intermediate: 32,
+        layers: 1,
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 16,
+        vocab: 32,
+        seq_len_max: 16,
+    };
+    let share = |threads: usize, team: &Arc<Team>| {
+        let backend = RankBackend::new(CpuBackend::new(threads), team.clone());
+        random_model_on(backend, shape, (WeightType::F32, WeightType::F32), true).unwrap()
+    };
+    let (mine, _other) = (share(3, &first), share(threads, &second));
+    let leader = LeaderModel::new(mine, first.clone());
+    let since = std::time::Instant::now();
+    loop {
+        second.this_thread_takes_part();
+        let tids = (leader.threads())().into_iter().filter(|tid| *tid != 0);
+        let names = tids.map(|tid| std::fs::read_to_string(format!("/proc/self/task/{tid}/comm")).unwrap());
+        let mut names: Vec<String> = names.map(|name| name.trim().to_owned()).collect();
+        names.sort_unstable();
+        let helpers = names.iter().filter(|name| name.starts_with("kernel-")).count();
+        if helpers == 2 + threads - 1 {
+            return names;
+        }
+        assert!(since.elapsed() < Duration::from_secs(60), "not all threads begin: {names:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn who_waits_for_a_step_knows_the_helpers_of_all_ranks_and_the_threads_of_the_others() {
+    let name = std::fs::read_to_string(format!("/proc/self/task/{}/comm", this_tid())).unwrap();
+    let name = name.trim().to_owned();
+    let mut alone = vec!["kernel-1".to_owned(), "kernel-2".to_owned(), name.clone()];
+    alone.sort_unstable();
+    assert_eq!(waited_for(1), alone);
+    let mut helped = ["kernel-1", "kernel-1", "kernel-2", "kernel-2", &name].map(str::to_owned).to_vec();
+    helped.sort_unstable();
+    assert_eq!(waited_for(3), helped);
 }

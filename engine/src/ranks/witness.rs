@@ -9,7 +9,7 @@ use super::Team;
 use super::layout::Word;
 use super::peer::{Peer, Stillness, asleep};
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::{Patience, RunQueue};
+use crate::waits::{Patience, RunQueues, Turns};
 
 /// How often a wait looks at the processes that it waits for, from when on.
 pub(super) const PEER_LOOK: Duration = Duration::from_millis(50);
@@ -24,8 +24,8 @@ const STILL_MAX: Duration = Duration::from_millis(500);
 pub(super) struct Witness {
     stopped_at: Option<Duration>,
     stillness: Stillness,
-    /// For each rank, how long its thread was kept from running.
-    run_queues: Vec<RunQueue>,
+    /// How long the ranks' threads were kept from running.
+    run_queues: RunQueues,
 }
 
 /// What the guard has seen of the other ranks in the step under way.
@@ -123,15 +123,9 @@ impl Team {
         Peer::look(self.layout().of(rank, Word::Pid).load(Ordering::Relaxed))
     }
 
-    /// A rank that wants the processor and does not get it is late, not silent: the longest such time does not count.
+    /// A rank that wants the processor and does not get it, or whose helper does not, is late, not silent: the longest such time does not count.
     pub(super) fn forgive(&self, missing: &[usize], witness: &mut Witness, patience: &mut Patience) {
-        witness.run_queues.resize(self.world(), RunQueue::default());
-        let mut longest = Duration::ZERO;
-        for rank in missing {
-            let tid = self.layout().of(*rank, Word::Tid).load(Ordering::Relaxed);
-            longest = longest.max(witness.run_queues[*rank].held_up(tid));
-        }
-        let longest = longest.min(PEER_LOOK);
+        let longest = witness.run_queues.held_up(&self.threads_of(missing), PEER_LOOK, &Turns::of).min(PEER_LOOK);
         patience.forgive(longest);
         self.forgiven().fetch_add(u64::try_from(longest.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::model::{LogitsWanted, Model, ModelError, Pass, SeqInput, StepBatch};
+use crate::model::{LogitsWanted, Model, ModelError, Pass, SeqInput, StepBatch, Tell};
 use crate::sampling::Sampler;
 use crate::scheduler::{Limits, Outcome, ReqId, Running, Scheduler, StepPlan};
 
@@ -86,14 +86,14 @@ impl Follower {
     /// What `model` says; the caller goes on without it.
     pub fn guess(
         &mut self,
-        model: &mut dyn Model,
+        (model, tell): (&mut dyn Model, Tell<'_>),
         scheduler: &mut Scheduler,
         wanted: &HashMap<ReqId, usize>,
         sampler_of: &dyn Fn(ReqId) -> Option<Sampler>,
     ) -> Result<Vec<(ReqId, Vec<u32>)>, ModelError> {
         let room: HashMap<ReqId, usize> = wanted.iter().map(|(id, n)| (*id, scheduler.draft_room(*id, *n))).collect();
         let (seqs, mut guesses) = self.reading(scheduler, &room, sampler_of);
-        let mut logits = self.run(model, seqs)?;
+        let mut logits = self.run((&mut *model, &mut *tell), seqs)?;
         // Who only reads has no row.
         logits.retain(|rows| !rows.is_empty());
         let mut going: Vec<&mut Guess> = guesses.iter_mut().collect();
@@ -103,7 +103,7 @@ impl Follower {
             if going.is_empty() {
                 break;
             }
-            logits = self.run(model, going.iter().map(|guess| guess.next_input()).collect())?;
+            logits = self.run((&mut *model, &mut *tell), going.iter().map(|guess| guess.next_input()).collect())?;
         }
         for guess in &guesses {
             // The last guess was not read. A head reads the others again: it made them of its own states, not of the model's.
@@ -113,9 +113,13 @@ impl Follower {
         Ok(guesses.into_iter().map(|guess| (guess.id, guess.drafts)).collect())
     }
 
-    fn run(&self, model: &mut dyn Model, seqs: Vec<SeqInput>) -> Result<Vec<Vec<Vec<f32>>>, ModelError> {
+    fn run(
+        &self,
+        (model, tell): (&mut dyn Model, Tell<'_>),
+        seqs: Vec<SeqInput>,
+    ) -> Result<Vec<Vec<Vec<f32>>>, ModelError> {
         let batch = StepBatch { seqs, pass: self.pass };
-        if batch.seqs.is_empty() { Ok(Vec::new()) } else { Ok(model.forward(&batch)?.rows) }
+        if batch.seqs.is_empty() { Ok(Vec::new()) } else { Ok(model.forward_telling(&batch, tell)?.rows) }
     }
 
     /// What is to be read now, and for whom a guess can begin after that, in the order of their rows.

@@ -21,7 +21,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::model::{Model, ModelError, StepTerms};
+use crate::model::{Model, ModelError, StepTerms, Tell};
 use crate::sampling::Sampler;
 use crate::scheduler::{Outcome, ReqId, Scheduler, StepPlan};
 pub use follower::Follower;
@@ -161,13 +161,14 @@ impl Speculation {
         }
     }
 
-    /// Guesses for the next step of `model`, where that may pay. `sampler_of`: a copy of a request's sampler.
+    /// Guesses for the next step of `model`, where that may pay; `tell` hears what the guessing shows. `sampler_of`: a copy of a request's
+    /// sampler.
     ///
     /// # Errors
     /// The draft model's, or the head's. The caller then gives speculation up: who failed once is not asked again.
     pub fn propose(
         &mut self,
-        model: &mut dyn Model,
+        (model, tell): (&mut dyn Model, Tell<'_>),
         scheduler: &mut Scheduler,
         sampler_of: &dyn Fn(ReqId) -> Option<Sampler>,
     ) -> Result<(), ModelError> {
@@ -179,8 +180,10 @@ impl Speculation {
         let wanted = self.wanted(scheduler);
         self.step.guessed = !wanted.is_empty() || self.step.prompts;
         let proposals = match &mut self.guesser {
-            Guesser::Draft(draft, follower) => follower.guess(draft.as_mut(), scheduler, &wanted, sampler_of)?,
-            Guesser::Head(follower) => follower.guess(model, scheduler, &wanted, sampler_of)?,
+            Guesser::Draft(draft, follower) => {
+                follower.guess((draft.as_mut(), tell), scheduler, &wanted, sampler_of)?
+            }
+            Guesser::Head(follower) => follower.guess((model, tell), scheduler, &wanted, sampler_of)?,
             Guesser::Ngram => {
                 let seqs = scheduler.running().filter_map(|seq| Some((seq, *wanted.get(&seq.id)?)));
                 let indexes = &mut self.indexes;

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use super::{AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
 use crate::raw::{Op, Simd};
+use crate::waits::Tids;
 use crate::weights::{Bytes, RawWeight, WeightType, decode_row};
 use attention::AttentionOp;
 use inputs::InputForms;
@@ -154,6 +155,10 @@ impl Backend for CpuBackend {
     type Weight = Weight;
     type Kv = Kv;
     type Scratch = InputForms;
+
+    fn helpers(&self) -> Tids {
+        self.pool.tids()
+    }
 
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Matrix {
         debug_assert_eq!(values.len(), rows * cols);

@@ -3,12 +3,13 @@
 //! on may lie in a file that is mapped: a page of it comes when the system brings it, as for whoever reads it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::raw::{Task, lend};
+use crate::waits::{Tids, this_tid};
 
 /// Looks for work before a thread sleeps: about the time between two operations of one step.
 const SPINS: usize = 2_000;
@@ -27,6 +28,8 @@ const PIECES_MAX: usize = 64;
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Of the workers: whoever waits for a step waits for them, too.
+    tids: Tids,
 }
 
 #[derive(Debug, Default)]
@@ -41,11 +44,21 @@ impl Pool {
     /// A pool of `threads`, this one among them. A thread that cannot be had is not an error: the others do its work.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared::default());
+        let tids: Tids = (1..threads).map(|_| AtomicU64::new(0)).collect();
         let workers = (1..threads).filter_map(|index| {
-            let shared = shared.clone();
-            thread::Builder::new().name(format!("kernel-{index}")).spawn(move || shared.work()).ok()
+            let (shared, tids) = (shared.clone(), tids.clone());
+            let body = move || {
+                tids[index - 1].store(this_tid(), Ordering::Relaxed);
+                shared.work();
+            };
+            thread::Builder::new().name(format!("kernel-{index}")).spawn(body).ok()
         });
-        Self { workers: workers.collect(), shared }
+        Self { workers: workers.collect(), shared, tids }
+    }
+
+    /// The threads that help whoever calls, each once it runs.
+    pub fn tids(&self) -> Tids {
+        self.tids.clone()
     }
 
     /// Threads, the caller's among them.
@@ -167,6 +180,22 @@ mod tests {
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn the_threads_that_help_are_known() {
+        let (pool, (tell, told)) = (Pool::new(3), std::sync::mpsc::channel());
+        let (mut seen, since) = (std::collections::BTreeSet::from([this_tid()]), std::time::Instant::now());
+        while seen.len() < 3 {
+            assert!(since.elapsed() < Duration::from_secs(60), "not all threads help");
+            pool.run(6, WORK_MIN, |_| {
+                tell.send(this_tid()).unwrap();
+                thread::sleep(Duration::from_millis(1));
+            });
+            seen.extend(told.try_iter());
+        }
+        let known = pool.tids().iter().map(|tid| tid.load(Ordering::Relaxed)).chain([this_tid()]).collect();
+        assert_eq!(seen, known);
     }
 
     #[test]
