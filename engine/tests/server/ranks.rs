@@ -1,5 +1,5 @@
 //! Worker ranks as processes: they serve what one process serves, each has its page, a rank that dies, stops or drifts ends the engine in
-//! time and by name, and no rank outlives its engine (E3, S1, S3).
+//! time and by name, and no rank outlives its engine (E3, S1, S3). Guesses do not change what ranks say (EP4).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use engine::stuck::EXIT_STUCK;
 use heartbeat::Reader;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::client::{open, post, whole};
+use crate::client::{metric, open, post, whole};
 use crate::guards::{GaveUp, evidence, gives_up, gives_up_when, streaming};
 use crate::process::Engine;
 use crate::support::{page_of, wait_until};
@@ -59,6 +59,75 @@ async fn two_processes_say_what_one_says_and_end_together() {
     engine.signal(Signal::SIGTERM);
     assert_eq!(engine.ended().await.code(), Some(0));
     assert!(is_gone(worker), "no rank outlives its engine");
+}
+
+/// Prompts as text, of several lengths; the last one repeats itself.
+fn prompts() -> Vec<Value> {
+    let texts = ["once upon a time", "a", "the quick brown fox", "one two one two one two one two"];
+    texts.map(Value::from).to_vec()
+}
+
+/// What is said to a prompt, greedily, with the logprob of each token.
+async fn said(engine: &Engine, prompt: &Value, tokens: usize) -> Value {
+    let ask = json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "logprobs": 1,
+        "return_tokens_as_token_ids": true});
+    let answer = post(engine.addr, "/v1/completions", &ask).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let choice = answer.json()["choices"][0].clone();
+    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), tokens);
+    choice
+}
+
+/// Ranks of a model that guess say what they say without guesses, each request alone and all at once. Returns how many guesses were right.
+async fn guesses(spec: &str, (prompts, tokens): (&[Value], usize), change: impl Fn(&Path)) -> f64 {
+    let dir = tempfile::tempdir().unwrap();
+    let ready = |more: &[&str]| {
+        let args = [&["--tensor-parallel", "2", "--guards", "on"], more].concat();
+        Engine::launched_with(dir.path(), &args, &change).until_ready()
+    };
+    let plain = ready(&[]).await;
+    let mut want = Vec::new();
+    for prompt in prompts {
+        want.push(said(&plain, prompt, tokens).await);
+    }
+    drop(plain);
+    let engine = ready(&["--speculative", spec, "--speculative-always"]).await;
+    for (prompt, want) in prompts.iter().zip(&want) {
+        assert_eq!(said(&engine, prompt, tokens).await, *want, "{spec}: {prompt}");
+    }
+    let together = futures::future::join_all(prompts.iter().map(|prompt| said(&engine, prompt, tokens))).await;
+    assert_eq!(together, want, "{spec}, together");
+    let drafts = metric(engine.addr, "vllm:spec_decode_num_draft_tokens_total", &[]).await;
+    let accepted = metric(engine.addr, "vllm:spec_decode_num_accepted_tokens_total", &[]).await;
+    println!("{spec}: {accepted} of {drafts} guesses were right");
+    assert!(drafts > 0.0, "the test wants guesses");
+    accepted
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_that_guess_say_what_ranks_say_that_do_not() {
+    guesses("ngram", (&prompts(), 60), |_| ()).await;
+    // the model itself is mostly right, another one of its kind mostly wrong
+    let drafts = tempfile::tempdir().unwrap();
+    for seed in [0, 1] {
+        let draft = drafts.path().join(seed.to_string());
+        write_demo_model(&draft, DemoArch::Qwen3, seed).unwrap();
+        let right = guesses(&format!("draft={}", draft.to_str().unwrap()), (&prompts(), 40), |_| ()).await;
+        assert!(seed == 1 || right > 0.0, "nobody guesses as the model itself");
+    }
+}
+
+/// The golden model with an MTP head, whose tokens have the demo's names.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_whose_head_guesses_say_what_ranks_say_that_do_not() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/mimo");
+    let change = |model: &Path| {
+        for file in ["config.json", "generation_config.json", "model.safetensors"] {
+            std::fs::copy(golden.join(file), model.join(file)).unwrap();
+        }
+    };
+    let prompts = [json!([5, 9, 2, 7, 7]), json!([80]), json!([3, 4, 3, 4, 3, 4, 3])];
+    guesses("mtp", (&prompts, 60), change).await;
 }
 
 /// From the fault to the error of the step, in as many engines as are wanted: prints `name value unit goal`.
