@@ -1,5 +1,5 @@
 //! Worker ranks as processes: they serve what one process serves, each has its page, a rank that dies, stops or drifts ends the engine in
-//! time and by name, and no rank outlives its engine (E3, S1, S3). Guesses do not change what ranks say (EP4).
+//! time and by name, and no rank outlives its engine (E3, S1, S3). Neither guesses nor neighbours change what ranks say (EP4).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -128,6 +128,30 @@ async fn ranks_whose_head_guesses_say_what_ranks_say_that_do_not() {
     };
     let prompts = [json!([5, 9, 2, 7, 7]), json!([80]), json!([3, 4, 3, 4, 3, 4, 3])];
     guesses("mtp", (&prompts, 60), change).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_of_requests_is_told_by_ranks_what_each_is_told_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    // prompts are computed among the others' decodes, in pieces
+    let engine = engine(dir.path(), &["--no-prefix-cache", "--max-step-tokens", "80"]).await;
+    let ids = (1..=4).map(|len| json!((0..len * 23).map(|at| 100 + at * 7 % 50 + len).collect::<Vec<u32>>()));
+    let prompts: Vec<Value> = prompts().into_iter().chain(ids).collect();
+    assert_eq!(prompts.len(), 8);
+    let mut alone = Vec::new();
+    for prompt in &prompts {
+        alone.push(said(&engine, prompt, 80).await);
+    }
+    let since = Instant::now();
+    let crowded = || {
+        let steps = Reader::open(&dir.path().join("pages"), 0).steps().unwrap();
+        steps.iter().any(|step| step.requests >= 6 && step.decode_tokens >= 5)
+    };
+    while !crowded() {
+        assert!(since.elapsed() < Duration::from_secs(60), "they never run together");
+        let together = futures::future::join_all(prompts.iter().map(|prompt| said(&engine, prompt, 80))).await;
+        assert_eq!(together, alone);
+    }
 }
 
 /// From the fault to the error of the step, in as many engines as are wanted: prints `name value unit goal`.
