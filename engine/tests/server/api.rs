@@ -129,6 +129,27 @@ async fn echo_with_logprobs_tells_of_every_token_of_prompt_and_output() {
     assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(prompt), &json!(0)));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_logprobs_of_a_completion_are_those_of_the_whole_answer_chunk_by_chunk() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    for echo in [false, true] {
+        // a character of two bytes, which are two tokens here
+        let mut body = json!({"prompt": "hé!", "max_tokens": 30, "temperature": 0, "ignore_eos": true, "logprobs": 2, "echo": echo});
+        let whole = post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0].clone();
+        assert_eq!(whole["logprobs"]["tokens"].as_array().unwrap().len(), if echo { 34 } else { 30 });
+        body["stream"] = true.into();
+        let chunks = post(engine.addr, COMPLETIONS, &body).await.chunks();
+        let choices = || chunks.iter().map(|c| &c["choices"][0]);
+        assert_eq!(whole["text"], choices().map(|c| c["text"].as_str().unwrap()).collect::<String>());
+        for (name, wanted) in whole["logprobs"].as_object().unwrap() {
+            let told = choices().filter_map(|c| c["logprobs"][name].as_array()).flatten();
+            assert!(told.eq(wanted.as_array().unwrap()), "{echo}, {name}: {chunks:?}");
+        }
+        // each with its own text, not all with the last
+        assert!(choices().filter(|c| c["logprobs"]["tokens"].as_array().is_some_and(|t| !t.is_empty())).count() > 10);
+    }
+}
+
 /// One that is long is written elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_answer_with_logprobs_is_whole() {
@@ -205,6 +226,8 @@ async fn chats_answer_whole_and_streamed_with_logprobs() {
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, expected);
+    let logprobs = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).flatten();
+    assert!(logprobs.eq(entries), "{chunks:?}");
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
     assert!(chunks.iter().all(|c| c["object"] == "chat.completion.chunk"));
 }

@@ -12,6 +12,7 @@ use crate::client::{metric, post};
 use crate::support::{EOS, Setup, TestEngine, greedy, greedy_with};
 
 const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
 
 /// The body's completion, greedy unless it says otherwise.
 async fn complete(engine: &TestEngine, more: Value) -> Value {
@@ -83,6 +84,46 @@ async fn n_outputs_differ_by_their_seeds_and_count_the_prompt_once() {
         let mine = chunks.iter().map(|c| &c["choices"][0]).filter(|c| c["index"] == i);
         let text: String = mine.map(|c| c["text"].as_str().unwrap()).collect();
         assert_eq!(choice["text"], text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_outputs_of_a_chat_are_those_of_their_seeds_whole_and_streamed_and_count_the_prompt_once() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let ask = async |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 40, "temperature": 1.0,
+            "ignore_eos": true, "logprobs": true, "top_logprobs": 2});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = post(engine.addr, CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{body}: {}", answer.text);
+        answer
+    };
+    let whole = ask(json!({"n": 3, "seed": 20})).await.json();
+    let choices = whole["choices"].as_array().unwrap();
+    let prompt_tokens = "user: hi\nassistant:".len();
+    let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": 120, "total_tokens": prompt_tokens + 120});
+    assert_eq!((choices.len(), &whole["usage"]), (3, &usage));
+    for (i, choice) in choices.iter().enumerate() {
+        let mut alone = ask(json!({"seed": 20 + i})).await.json()["choices"][0].clone();
+        alone["index"] = i.into();
+        assert_eq!(*choice, alone);
+        assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 40);
+    }
+    let texts: BTreeSet<&str> = choices.iter().map(|c| c["message"]["content"].as_str().unwrap()).collect();
+    assert_eq!(texts.len(), 3, "{texts:?}");
+    let streamed = json!({"n": 3, "seed": 20, "stream": true, "stream_options": {"include_usage": true}});
+    let mut chunks = ask(streamed).await.chunks();
+    assert_eq!(chunks.pop().unwrap()["usage"], usage);
+    for (i, choice) in choices.iter().enumerate() {
+        let mine: Vec<&Value> = chunks.iter().map(|c| &c["choices"][0]).filter(|c| c["index"] == i).collect();
+        let roles: Vec<usize> = (0..mine.len()).filter(|at| mine[*at]["delta"]["role"] == "assistant").collect();
+        let finishes: Vec<usize> = (0..mine.len()).filter(|at| !mine[*at]["finish_reason"].is_null()).collect();
+        assert_eq!((roles, finishes), (vec![0], vec![mine.len() - 1]), "{i}");
+        assert_eq!(mine[mine.len() - 1]["finish_reason"], choice["finish_reason"]);
+        let text: String = mine.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
+        assert_eq!(choice["message"]["content"], text);
+        let logprobs = mine.iter().filter_map(|c| c["logprobs"]["content"].as_array()).flatten();
+        assert!(logprobs.eq(choice["logprobs"]["content"].as_array().unwrap()), "{i}");
     }
 }
 
