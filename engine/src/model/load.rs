@@ -91,8 +91,8 @@ pub fn load_model_with(
         }
         let backend = open::open(choice, progress)?;
         return match &options.team {
-            None => load_model_on(backend, dir, options.eager, progress),
-            Some(team) => load_share_on(backend, team, dir, options.eager, progress),
+            None => load_model_on(backend, dir, options, progress),
+            Some(team) => load_share_on(backend, team, dir, options, progress),
         };
     }
     let (config, folder) = open_files(dir)?;
@@ -106,18 +106,23 @@ pub fn load_model_with(
     }
 }
 
-/// As [`load_model`], onto any backend; `eager`: every step runs call by call.
+/// What holds of `options` on a backend that its caller has made: how steps run, and what strikes there.
+fn of_steps(options: &LoadOptions) -> LoadOptions {
+    LoadOptions { eager: options.eager, faults: options.faults.clone(), ..LoadOptions::default() }
+}
+
+/// As [`load_model`], onto any backend; of `options` whether steps run call by call, and their faults.
 ///
 /// # Errors
 /// As [`load_model`].
 pub fn load_model_on<B: Backend + 'static>(
     backend: B,
     dir: &Path,
-    eager: bool,
+    options: &LoadOptions,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let (config, folder) = open_files(dir)?;
-    let options = LoadOptions { eager, ..LoadOptions::default() };
+    let options = of_steps(options);
     decoder(dir, config, &folder, (backend, Share::WHOLE, &options), progress)
 }
 
@@ -129,11 +134,11 @@ pub fn load_share_on<B: Backend + 'static>(
     backend: B,
     team: &Arc<Team>,
     dir: &Path,
-    eager: bool,
+    options: &LoadOptions,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let (config, folder) = open_files(dir)?;
-    let options = LoadOptions { eager, ..LoadOptions::default() };
+    let options = of_steps(options);
     shared(dir, config, &folder, (backend, team, &options), progress)
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use engine::backend::cuda::driver::Driver;
 use engine::backend::cuda::image::names;
 use engine::backend::cuda::{CudaBackend, KvFormat, Variant};
-use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, load_model_on, random_model_on};
+use engine::model::{
+    KvShape, LoadOptions, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, load_model_on, random_model_on,
+};
 use safetensors::SafeTensors;
 
 use crate::host;
@@ -59,7 +61,8 @@ fn golden(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
 }
 
 pub fn load<D: Driver>(backend: CudaBackend<D>, name: &str, eager: bool) -> Box<dyn Model> {
-    let mut model = load_model_on(backend, &folder(name), eager, &mut |_, _| {}).unwrap();
+    let options = LoadOptions { eager, ..LoadOptions::default() };
+    let mut model = load_model_on(backend, &folder(name), &options, &mut |_, _| {}).unwrap();
     model.allocate_kv(KvShape { num_blocks: 16, block_size: BLOCK }).unwrap();
     model
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use engine::backend::Backend;
 use engine::backend::cuda::driver::Driver;
 use engine::backend::cuda::{CudaBackend, CudaOptions};
+use engine::fault::{FaultSpec, Faults};
 use engine::model::{
-    KvShape, LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms, load_model_on, load_share_on,
+    KvShape, LoadOptions, LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms, load_model_on, load_share_on,
 };
 use engine::ranks::Team;
-use engine::stuck::StuckKind;
+use engine::stuck::{Stuck, StuckKind};
 
 use crate::host;
 use crate::models::folder;
@@ -70,8 +71,12 @@ fn run(model: &mut dyn Model) -> Vec<f32> {
     rows.into_iter().flatten().flatten().flatten().collect()
 }
 
+fn eager(eager: bool) -> LoadOptions {
+    LoadOptions { eager, ..LoadOptions::default() }
+}
+
 fn share<D: Driver>(backend: CudaBackend<D>, team: &Arc<Team>, name: &str) -> Box<dyn Model> {
-    let mut model = load_share_on(backend, team, &folder(name), true, &mut |_, _| {}).unwrap();
+    let mut model = load_share_on(backend, team, &folder(name), &eager(true), &mut |_, _| {}).unwrap();
     model.allocate_kv(shape()).unwrap();
     model
 }
@@ -88,7 +93,7 @@ fn shared(name: &str, options: CudaOptions, wire: Option<&Arc<Wire>>) -> Vec<Vec
 #[test]
 fn joined_devices_give_the_bits_of_the_ranks_memory_and_the_logits_of_one_device() {
     for name in ["llama", "llama-rope3-bias", "qwen3-tied-bf16", "qwen3-moe"] {
-        let mut alone = load_model_on(host::backend(EXACT), &folder(name), true, &mut |_, _| {}).unwrap();
+        let mut alone = load_model_on(host::backend(EXACT), &folder(name), &eager(true), &mut |_, _| {}).unwrap();
         alone.allocate_kv(shape()).unwrap();
         let alone = run(alone.as_mut());
         let (wire, unused) = (Arc::default(), Arc::default());
@@ -207,7 +212,7 @@ fn a_rank_that_ends_and_a_link_that_fails_end_the_step_of_the_others_before_its_
         model.terms(&forever);
         if team.rank() == 1 {
             let kind = StuckKind::Panic;
-            return team.fail(engine::stuck::Stuck { kind, text: "it fell over".into(), waited: Duration::ZERO });
+            return team.fail(Stuck { kind, text: "it fell over".into(), waited: Duration::ZERO });
         }
         stuck(model.as_mut())
     });
@@ -240,7 +245,7 @@ fn what_was_brought_does_not_count_where_a_rank_left_the_link_meanwhile() {
         meet(&stepped, 2);
         if team.rank() == 1 {
             let (kind, text) = (StuckKind::DeviceWait, "its event did not come".to_owned());
-            team.fail(engine::stuck::Stuck { kind, text, waited: Duration::ZERO });
+            team.fail(Stuck { kind, text, waited: Duration::ZERO });
             meet(&left, 2);
             return None;
         }
@@ -255,10 +260,10 @@ fn what_was_brought_does_not_count_where_a_rank_left_the_link_meanwhile() {
 /// Steps of one shape again and again, which programs run from some step on, by both ways.
 #[test]
 fn steps_by_programs_have_the_bits_of_eager_ones_by_either_way() {
-    let logits = |wire: Option<Arc<Wire>>, eager: bool| {
+    let logits = |wire: Option<Arc<Wire>>, calls: bool| {
         on_ranks(2, |team| {
-            let backend = host::wired(EXACT, wire.as_ref());
-            let mut model = load_share_on(backend, &team, &folder("qwen3-tied-bf16"), eager, &mut |_, _| {}).unwrap();
+            let (backend, folder) = (host::wired(EXACT, wire.as_ref()), folder("qwen3-tied-bf16"));
+            let mut model = load_share_on(backend, &team, &folder, &eager(calls), &mut |_, _| {}).unwrap();
             model.allocate_kv(shape()).unwrap();
             let steps = (0..12).map(|pos| StepBatch::of(vec![seq(&[3 + pos as u32], pos, 3), seq(&[9], pos, 6)]));
             let rows = steps.map(|step| model.forward(&step).unwrap().rows.concat().concat());
@@ -269,6 +274,60 @@ fn steps_by_programs_have_the_bits_of_eager_ones_by_either_way() {
     assert!(eager[0] == eager[1]);
     assert!(logits(None, false) == eager, "through the machine's memory");
     assert!(logits(Some(Arc::default()), false) == eager, "joined");
+}
+
+/// What S1 did: rows of all steps, the steps that a program of another shape was refused for, and why the rank gave up.
+type Padded = (Vec<f32>, u64, Option<Stuck>);
+
+/// Steps of a token of each of 15 requests on two ranks that are not joined, of which the second may look for programs of rounded-up shapes.
+fn padded(fault: bool, allowed: Option<Duration>, steps: usize) -> Vec<Padded> {
+    const REQUESTS: u32 = 15;
+    let specs: Vec<FaultSpec> = fault.then(|| "padded-graph".parse().unwrap()).into_iter().collect();
+    on_ranks(2, |team| {
+        let faults = Faults::of_rank(specs.clone(), team.rank());
+        faults.arm(1);
+        let (backend, options) = (host::wired(EXACT, None), LoadOptions { faults, ..LoadOptions::default() });
+        let mut model = load_share_on(backend, &team, &folder("llama"), &options, &mut |_, _| {}).unwrap();
+        model.allocate_kv(KvShape { num_blocks: REQUESTS as usize, block_size: 16 }).unwrap();
+        team.allow(allowed);
+        model.terms(&StepTerms { allowed, ..StepTerms::default() });
+        let seq = |block, start_pos| SeqInput {
+            tokens: vec![block],
+            start_pos,
+            block_table: vec![block],
+            logits: LogitsWanted::Last,
+        };
+        let batches = (0..steps).map(|pos| StepBatch::of((0..REQUESTS).map(|block| seq(block, pos)).collect()));
+        // of a rank that gave up nothing counts
+        let rows: Vec<_> = batches.filter_map(|batch| Some(model.forward(&batch).ok()?.rows)).collect();
+        if team.rank() == 0 && allowed.is_none() {
+            // ends the other's wait, if it waits: one that does not has no reason to look at this
+            team.fail(Stuck { kind: StuckKind::Loop, text: "seen".to_owned(), waited: Duration::ZERO });
+        }
+        (rows.concat().concat().concat(), model.programs().unwrap().refused.load(Relaxed), team.fault())
+    })
+}
+
+#[test]
+fn s1_with_guards_a_rank_whose_device_would_run_a_larger_program_refuses_it() {
+    let (well, struck) = (padded(false, Some(PATIENCE), 4), padded(true, Some(PATIENCE), 4));
+    assert_eq!(struck.iter().map(|(_, refused, _)| *refused).collect::<Vec<_>>(), [0, 4]);
+    for ((rows, refused, _), (struck, _, fault)) in well.iter().zip(&struck) {
+        assert!(!rows.is_empty() && bits(rows) == bits(struck), "the same numbers");
+        assert_eq!((*refused, fault), (0, &None));
+    }
+}
+
+#[test]
+fn s1_without_guards_a_rank_waits_for_rows_that_no_other_ranks_device_made() {
+    let words =
+        |ranks: Vec<Padded>| ranks.into_iter().map(|(.., fault)| fault.unwrap_or_else(none).text).collect::<Vec<_>>();
+    assert_eq!(words(padded(true, None, 1)), ["seen", "rank 0 gave up: seen"]);
+    assert_eq!(words(padded(false, None, 1)), ["seen", "none"], "and without the fault it does not");
+}
+
+fn none() -> Stuck {
+    Stuck { kind: StuckKind::Loop, text: "none".to_owned(), waited: Duration::ZERO }
 }
 
 /// NCCL itself joins a device with nobody else: its interface, on a machine that has it.

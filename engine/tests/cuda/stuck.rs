@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use engine::backend::cuda::CudaBackend;
 use engine::device::QueuedModel;
 use engine::fault::Faults;
-use engine::model::{LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms};
+use engine::model::{LoadOptions, LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms};
 use engine::stuck::StuckKind;
 
 use crate::models;
@@ -127,7 +127,9 @@ fn without_a_device_loading_says_why() {
     assert!(error.to_string().contains("cuMemAlloc"), "{error}");
     knobs.broken.store(false, Relaxed);
     let small = CudaBackend::new(StuckDriver(knobs), 4096, EXACT).unwrap();
-    let error = engine::model::load_model_on(small, &models::folder("llama"), false, &mut |_, _| {}).err().unwrap();
+    let error = engine::model::load_model_on(small, &models::folder("llama"), &LoadOptions::default(), &mut |_, _| {})
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("the device's budget of 4096 bytes"), "{error}");
 }
 
