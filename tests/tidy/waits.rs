@@ -28,6 +28,10 @@ const FUTURES: [&str; 10] = [
     "acquire_many",
     "acquire_many_owned",
 ];
+/// A stream's next item comes when somebody else brings it. (Iterators have a method of this name, too.)
+const NEXT: &str = "next";
+/// What begins so gives a handle that waits for a whole task.
+const TASKS: &str = "spawn";
 /// What a timeout is: whatever is awaited within its arguments has a deadline.
 const TIMEOUTS: [&str; 2] = ["timeout", "timeout_at"];
 /// What a wait of one's own is made of. What goes through `waits::Patience` names none.
@@ -45,7 +49,7 @@ const fn but(path: &'static str, what: &'static str, why: &'static str) -> Excep
     Exception { path, what, why }
 }
 
-const EXCEPTIONS: [Exception; 23] = [
+const EXCEPTIONS: [Exception; 32] = [
     but("engine/src/waits.rs", "spin_loop", "the one way to wait: its caller asks whether time is up"),
     but("engine/src/waits.rs", "yield_now", "as above"),
     but("engine/src/waits.rs", "park_timeout", "as above"),
@@ -75,6 +79,19 @@ const EXCEPTIONS: [Exception; 23] = [
     but("engine/src/server/intake.rs", "acquire_many_owned", "`turn`, which its caller gives a deadline"),
     but("engine/src/server/intake.rs", "acquire_owned", "as above"),
     but("engine/src/cli.rs", "recv", "signals: the program's life is this wait"),
+    but("engine/src/server/generate.rs", "next", "pieces of choices, each of which ends with the request's deadline"),
+    but("engine/src/server/choice.rs", "next", "a request's events; the caller brings the deadline"),
+    but("engine/src/server/intake.rs", "next", "`drain`, which runs within a timeout"),
+    but("engine/src/server/exchange.rs", "answer", "the handler, whose waits have the request's deadline"),
+    but(
+        "engine/src/server/socket.rs",
+        "connection",
+        "a task of its own, which ends with its client's patience or its last answer",
+    ),
+    but("engine/src/server/serve.rs", "closing", "the word to close: a server's life is this wait"),
+    but("engine/src/cli.rs", "saving", "`explain`, whose caller waits for it no longer than the last words may take"),
+    but("engine/src/cli.rs", "told", "a worker rank's end: the program's life is this wait"),
+    but("role/src/crowd.rs", "answer", "the handler of a program's own pages, which waits for nobody"),
     but("role/src/onward.rs", "sleep", "the writer's thread, which nobody waits for"),
     but("role/src/stderr.rs", "sleep", "gives up after the time that it is given"),
 ];
@@ -179,6 +196,15 @@ impl<'ast> Visit<'ast> for Receivers {
     }
 }
 
+/// Is a future of this method's a wait for somebody else?
+fn waits(method: &syn::Ident) -> bool {
+    FUTURES.iter().any(|name| method == name) || method == NEXT || is_task(method)
+}
+
+fn is_task(name: &syn::Ident) -> bool {
+    name.to_string().starts_with(TASKS)
+}
+
 /// The last name of a path or a field, whatever is borrowed or bracketed.
 fn last_name(of: &syn::Expr) -> Option<&syn::Ident> {
     match of {
@@ -232,6 +258,14 @@ impl Finder {
                 {
                     self.find(name);
                 }
+                // `name.await`, or of a call what `visit_expr_await` finds
+                TokenTree::Ident(name)
+                    if self.timeouts == 0
+                        && (is(at + 1, ".") && is(at + 2, "await")
+                            || (name == NEXT || is_task(name)) && is(at + 2, ".") && is(at + 3, "await")) =>
+                {
+                    self.find(name);
+                }
                 TokenTree::Group(group) => {
                     let within = usize::from(at > 0 && TIMEOUTS.iter().any(|timeout| is(at - 1, timeout)));
                     self.timeouts += within;
@@ -274,11 +308,19 @@ impl<'ast> Visit<'ast> for Finder {
     }
 
     fn visit_expr_await(&mut self, item: &'ast syn::ExprAwait) {
-        if let syn::Expr::MethodCall(call) = &*item.base
-            && self.timeouts == 0
-            && FUTURES.iter().any(|name| call.method == name)
-        {
-            self.find(&call.method);
+        if self.timeouts == 0 {
+            match &*item.base {
+                syn::Expr::MethodCall(call) if waits(&call.method) => self.find(&call.method),
+                syn::Expr::Call(call) => {
+                    last_name(&call.func).filter(|name| is_task(name)).into_iter().for_each(|name| self.find(name));
+                }
+                // what was begun elsewhere: a task, a channel's end, a future that somebody else made
+                made @ (syn::Expr::Path(_) | syn::Expr::Field(_) | syn::Expr::Paren(_)) => match last_name(made) {
+                    Some(name) => self.find(name),
+                    None => self.found.push(("await".to_owned(), item.await_token.span.start().line)),
+                },
+                _ => (),
+            }
         }
         visit::visit_expr_await(self, item);
     }
@@ -308,6 +350,15 @@ fn waits_that_clippy_cannot_see_are_found() {
             "async fn f() { gate.acquire_many_owned(3).await; }",
             "async fn f() { select! { x = told.recv() => x } }",
             "async fn f() { select! { () = async { drop(told.wait_for(is_some).await) } => None } }",
+            "async fn f() { handle.await; }",
+            "async fn f(self) { self.handle.await; }",
+            "async fn f(self) { self.0.await; }",
+            "async fn f() { (&mut handle).await; }",
+            "async fn f() { stream.next().await; }",
+            "async fn f() { tokio::task::spawn_blocking(work).await; }",
+            "async fn f() { tasks.spawn(work()).await; }",
+            "async fn f() { select! { () = async { drop(told.await) } => None } }",
+            "async fn f() { select! { () = async { drop(stream.next().await) } => None } }",
             "fn f() { while !done() { std::thread::sleep(LOOK); } }",
             "fn f() { while !done() { hint::spin_loop(); } }",
         ] {
@@ -322,6 +373,12 @@ fn waits_that_clippy_cannot_see_are_found() {
             "async fn f() { timeout_at(end, gate.acquire_owned()).await; }",
             "async fn f() { select! { x = timeout(LOOK, told.recv()) => x } }",
             "async fn f() { tokio::time::sleep(LOOK).await; }",
+            "async fn f() { timeout(LOOK, handle).await; }",
+            "async fn f() { timeout(LOOK, async { drop(handle.await) }).await; }",
+            "async fn f() { timeout_at(end, spawn_blocking(work)).await; }",
+            "async fn f() { timeout_at(end, stream.next()).await; }",
+            "async fn f() { answer(app, request).await; }",
+            "fn f() { tokio::spawn(work()); items.next(); }",
         ] {
             assert_eq!(found(path, fine), 0, "{path}: {fine}");
         }

@@ -73,17 +73,25 @@ pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) 
         streamed(Sse::new(envelope, usage), deltas).await
     } else {
         let (choices, usage) = gather(deltas, count, usage).await?;
-        whole(&app, envelope, choices, usage).await
+        whole(&app, envelope, (choices, usage), deadline).await
     }
 }
 
 /// The answer in one piece.
-async fn whole(app: &AppState, envelope: Envelope, choices: Vec<Delta>, usage: Usage) -> Result<Response, ApiError> {
+async fn whole(
+    app: &AppState,
+    envelope: Envelope,
+    (choices, usage): (Vec<Delta>, Usage),
+    deadline: Deadline,
+) -> Result<Response, ApiError> {
     let bytes: usize = choices.iter().map(Delta::bytes).sum();
     let write = move || envelope.whole(&choices, usage);
     let failed = |error: &dyn Display| ApiError::internal(format!("the answer could not be written: {error}"));
     let written = if bytes > WRITTEN_AT_ONCE_BYTES {
-        tokio::task::spawn_blocking(write).await.map_err(|error| failed(&error))?
+        match tokio::time::timeout_at(deadline.at(), tokio::task::spawn_blocking(write)).await {
+            Ok(written) => written.map_err(|error| failed(&error))?,
+            Err(_elapsed) => return Err(app.deadline_error(deadline.timeout)),
+        }
     } else {
         write()
     };

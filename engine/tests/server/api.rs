@@ -1,9 +1,12 @@
 //! What the API answers: texts, chunks, logprobs, usage, errors.
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use engine::server::TIMEOUT_HEADER;
 use serde_json::{Value, json};
 
-use crate::client::{get, post};
-use crate::support::{Setup, TestEngine, greedy};
+use crate::client::{get, open, post, whole};
+use crate::support::{Setup, TestEngine, greedy, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -164,6 +167,30 @@ async fn a_long_answer_with_logprobs_is_whole() {
     (body["n"], body["max_tokens"]) = (64.into(), 1500.into());
     let refused = post(engine.addr, COMPLETIONS, &body).await;
     assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("logprobs")), "{}", refused.text);
+}
+
+/// The threads that write long answers may all be busy.
+#[test]
+fn a_long_answer_that_nobody_writes_ends_at_its_deadline() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().worker_threads(2).max_blocking_threads(1).build().unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let answer = runtime.block_on(async {
+        let mut setup = Setup::default();
+        setup.core.guards = false;
+        let engine = TestEngine::ready(setup).await;
+        engine.knobs.hold_step.store(true, Relaxed);
+        let (addr, more) = (engine.addr, [(TIMEOUT_HEADER, "10000")]);
+        let body = json!({"prompt": "hello", "max_tokens": 1500, "temperature": 0, "ignore_eos": true, "logprobs": 20});
+        let asked = tokio::spawn(async move { whole(open(addr, COMPLETIONS, &body, &more).await).await });
+        // they have read the request by then
+        wait_until("it is in", || engine.handle.shared.in_flight() == 1).await;
+        drop(tokio::task::spawn_blocking(move || held.recv()));
+        engine.knobs.hold_step.store(false, Relaxed);
+        asked.await.unwrap()
+    });
+    drop(release);
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (504, &json!("deadline_exceeded")), "{}", answer.text);
 }
 
 /// Tokens of the fake model are bytes: é is two of them.
