@@ -8,8 +8,9 @@ use crds::episode::{CONDITION_EPISODE, Episode};
 use serde_json::Value;
 
 use super::{
-    cluster::Caller,
     kube::{object::Object, store::Store, wire::Call},
+    owners::trespass,
+    passes::Caller,
 };
 
 const OURS: [&str; 2] = ["truebeat.io/", "controller.kubernetes.io/pod-deletion-cost"];
@@ -81,8 +82,8 @@ impl Checks {
             return;
         }
         self.fenced(store, caller, &name, now_ms);
-        if plural != "nodes" {
-            self.own_namespace(store, call, &name, now_ms); // nodes are everybody's: what may be written on them P9 knows
+        if let Some(what) = trespass(store, caller.pass.as_ref(), call, old) {
+            self.broken(now_ms, format!("P10: {name} {what}"));
         }
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
             let none = Object::default();
@@ -116,19 +117,6 @@ impl Checks {
         let leads = leader(store).unwrap_or_else(|| self.leader.clone());
         if !leads.is_empty() && leads != caller.identity {
             self.broken(now_ms, format!("P14: {name} by {} while {leads} leads", caller.identity));
-        }
-    }
-
-    /// P10: a write goes only where an InferenceDeployment of that name is (or was: its incidents outlive a moment).
-    fn own_namespace(&mut self, store: &Store, call: &Call, name: &str, now_ms: u64) {
-        let here = |key: &&(&str, String, String)| key.1 == call.target.namespace;
-        let owned = store.of(GROUP).map(|(key, _)| key).any(|key| here(&key));
-        let ever = store
-            .history
-            .iter()
-            .any(|c| c.plural == GROUP && c.value["metadata"]["namespace"] == *call.target.namespace);
-        if !owned && !ever {
-            self.broken(now_ms, format!("P10: {name} in a namespace without InferenceDeployment"));
         }
     }
 

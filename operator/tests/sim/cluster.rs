@@ -28,6 +28,7 @@ use super::{
         wire::Call,
     },
     log::Log,
+    passes::{self, Caller},
 };
 
 /// The server tells how far a watch has come so long before its time is over.
@@ -55,13 +56,6 @@ pub struct Cluster {
     changed: Notify,
     /// Ids of operator processes that must die now.
     deaths: mpsc::UnboundedSender<u32>,
-}
-
-/// One operator process as the server knows it.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    pub id: u32,
-    pub identity: String,
 }
 
 impl Cluster {
@@ -130,6 +124,7 @@ impl Cluster {
             Ok(call) => Call { partial: header("accept").contains(";as=PartialObjectMetadata"), ..call },
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
+        let caller = Caller { pass: passes::current(), ..caller };
         self.lock().checks.within_scope(&call, self.now_ms());
         let fate = self.lock().faults.fate(self.now_ms(), &call);
         match &fate {

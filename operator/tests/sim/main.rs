@@ -38,6 +38,8 @@ mod leaving;
 mod log;
 mod mend;
 mod nodes;
+mod owners;
+mod passes;
 mod patience;
 mod paused;
 mod policies;
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         std::env::args().skip(1).filter(|word| !word.starts_with("--") || word == "--from").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse::<u64>().unwrap_or_else(|_| panic!("{text:?} is no number"));
+    passes::listen();
     let mut tally = Tally::new();
     let (words, from) = match words.as_slice() {
         [words @ .., "--from", from] => (words, number(from)),

@@ -20,8 +20,10 @@ use tokio::{sync::Notify, task::JoinHandle, time::sleep_until};
 
 use super::{
     act::{self, Act},
-    cluster::{Caller, Cluster},
-    end, nodes, patience,
+    cluster::Cluster,
+    end, nodes,
+    passes::Caller,
+    patience,
     report::{Report, by_object},
     story::{FleetTerms, Story},
     twin,
@@ -282,7 +284,7 @@ impl Run {
         let (id, identity) = (self.started, format!("operator-{}", self.started));
         let cluster = self.cluster.clone();
         let wall = wall_of(&cluster);
-        let client = cluster.client(Caller { id, identity: identity.clone() });
+        let client = cluster.client(Caller::new(id, identity.as_str()));
         let namespace = self.scope.map(str::to_owned);
         let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.world.fleet);
         let leadership = calls.leadership.clone();

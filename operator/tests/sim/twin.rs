@@ -7,7 +7,8 @@ use std::sync::Arc;
 use operator::controllers::inference_deployment::pass;
 
 use super::{
-    cluster::{Caller, Cluster},
+    cluster::Cluster,
+    passes::Caller,
     run::{calls, wall_of},
     story::FleetTerms,
 };
@@ -17,7 +18,7 @@ const PASSES: usize = 4;
 
 /// What keeps writing in the frozen world `twin`.
 pub async fn settles(twin: Arc<Cluster>, fleet: FleetTerms, now_ms: u64) -> Vec<String> {
-    let caller = Caller { id: 0, identity: "twin".to_owned() };
+    let caller = Caller::new(0, "twin");
     let calls = calls(twin.client(caller), wall_of(&twin), None, fleet);
     let names: Vec<(String, String)> =
         twin.lock().store.of("inferencedeployments").map(|(key, _)| (key.1.clone(), key.2.clone())).collect();

@@ -79,7 +79,8 @@ pub enum PassError {
     Steps(Vec<StepError>),
 }
 
-/// One pass. Returns when to look again if nothing happens; `None`: there is nothing to look at any more.
+/// One pass, with its name on whatever is logged in it. Returns when to look again if nothing happens; `None`: there is nothing to look at any more.
+#[tracing::instrument(level = "debug", skip_all, fields(namespace = namespace, name = name))]
 pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Duration>, PassError> {
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
     let observed = match gather::gather(calls, namespace, name).await.map_err(named)? {
