@@ -76,6 +76,16 @@ pub enum Act {
     },
     /// Somebody writes labels and annotations of their own on our children, and changes a field that is ours.
     Meddle,
+    /// Somebody patches a child.
+    PatchChild {
+        plural: &'static str,
+        patch: Value,
+    },
+    /// What somebody wrote on a child must be there now as they wrote it.
+    ExpectKept {
+        plural: &'static str,
+        patch: Value,
+    },
     /// Somebody deletes a child.
     DeleteChild {
         plural: &'static str,
@@ -234,6 +244,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         | Act::ExpectOf { .. }
         | Act::ExpectFree { .. }
         | Act::ExpectMarked { .. }
+        | Act::ExpectKept { .. }
         | Act::ExpectNo { .. } => super::expect::expect(act, world, state, now_ms),
         Act::DeleteLease => {
             drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));
@@ -309,12 +320,13 @@ fn on_children(act: &Act, state: &mut State) {
     let user = |plural: &str, name: &str| target(plural, NAMESPACE, name, "user");
     match act {
         Act::Meddle => {
-            let note = json!({"metadata": {"annotations": {"example.com/owner": "team-a"}, "labels": {"example.com/tier": "gold"}}});
+            let note = super::strangers::note();
             for plural in ["services", "deployments"] {
                 drop(store.merge(&user(plural, "chat"), &note));
             }
             drop(store.merge(&user("deployments", "chat"), json!({"spec": {"replicas": 7}})));
         }
+        Act::PatchChild { plural, patch } => drop(store.merge(&user(plural, child(plural)), patch)),
         Act::DeleteChild { plural } | Act::Unsquat { plural } => {
             drop(store.delete(&user(plural, child(plural)), &Value::Null));
         }

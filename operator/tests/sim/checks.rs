@@ -8,13 +8,16 @@ use crds::episode::{CONDITION_EPISODE, Episode};
 use serde_json::Value;
 
 use super::{
-    kube::{object::Object, store::Store, wire::Call},
+    foreign::foreign,
+    kube::{
+        object::Object,
+        store::{Entry, Store},
+        wire::Call,
+    },
     owners::trespass,
     passes::Caller,
 };
 
-const OURS: [&str; 2] = ["truebeat.io/", "controller.kubernetes.io/pod-deletion-cost"];
-const CHILDREN: [&str; 5] = ["services", "deployments", "roles", "rolebindings", "serviceaccounts"];
 const GROUP: &str = "inferencedeployments";
 
 /// What was found, and what was counted.
@@ -62,10 +65,10 @@ impl Checks {
         store: &Store,
         caller: &Caller,
         call: &Call,
-        old: Option<&Object>,
+        before: Option<&Entry>,
         (code, effective, now_ms): (u16, bool, u64),
     ) {
-        let plural = call.target.kind.plural;
+        let (plural, old) = (call.target.kind.plural, before.map(|entry| &*entry.value));
         if plural == "leases" {
             self.leader = leader(store).unwrap_or_else(|| std::mem::take(&mut self.leader));
             return self.lease(call, now_ms);
@@ -86,8 +89,7 @@ impl Checks {
             self.broken(now_ms, format!("P10: {name} {what}"));
         }
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
-            let none = Object::default();
-            let faults = foreign(plural, old.unwrap_or(&none), &new);
+            let faults = foreign(call, before, &new);
             faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
         }
         if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
@@ -235,84 +237,4 @@ fn unremembered(store: &Store, call: &Call, old: &Object) -> Option<String> {
     let known = ["wanted", "target", "stable"].iter().any(|field| memory[*field] == revision(&new));
     let unknown = revision(&new) != revision(old) && !known;
     unknown.then(|| format!("revision {} stands in no status: {memory}", revision(&new)))
-}
-
-/// P9: what an operator's write changed that is not the operator's.
-fn foreign(plural: &str, old: &Object, new: &Object) -> Vec<String> {
-    let mut faults = Vec::new();
-    let mut same = |path: &str| {
-        if !old.agrees_at(new, path) {
-            faults.push(format!("{path} changed"));
-        }
-    };
-    match plural {
-        "inferencedeployments" => {
-            ["spec", "metadata.labels", "metadata.annotations", "metadata.finalizers"]
-                .iter()
-                .for_each(|path| same(path));
-        }
-        "nodes" => {
-            let own = |key: &String| key.contains("truebeat.io/");
-            let labels = |value: &Object| {
-                let mut labels = value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
-                labels.retain(|key, _| !own(key));
-                labels
-            };
-            let conditions = |value: &Object| {
-                let all = value["status"]["conditions"].as_array().cloned().unwrap_or_default();
-                let foreign = |c: &Value| !c["type"].as_str().is_some_and(|type_| type_.starts_with("truebeat.io/"));
-                all.into_iter().filter(foreign).collect::<Vec<_>>()
-            };
-            ["spec", "status.allocatable"].iter().for_each(|path| same(path));
-            if labels(old) != labels(new) || conditions(old) != conditions(new) {
-                faults.push("labels or conditions of somebody else changed".to_owned());
-            }
-        }
-        "pods" => {
-            ["spec", "status", "metadata.labels", "metadata.ownerReferences"].iter().for_each(|path| same(path));
-        }
-        _ => {}
-    }
-    let annotations = |value: &Object| value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
-    let (before, after) = (annotations(old), annotations(new));
-    let ours = |key: &str| key.contains("truebeat.io/") || OURS.iter().any(|prefix| key.starts_with(prefix));
-    for (key, value) in before.iter().filter(|(key, _)| !ours(key) && plural != "engineincidents") {
-        if after.get(key) != Some(value) {
-            faults.push(format!("annotation {key} of somebody else changed"));
-        }
-    }
-    let cost = |map: &serde_json::Map<String, Value>| map.get(OURS[1]).and_then(Value::as_str).map(str::to_owned);
-    if let Some(theirs) = cost(&before).filter(|cost| !matches!(cost.as_str(), "-1000" | "0"))
-        && cost(&after).as_deref() != Some(&theirs)
-        && cost(&after).as_deref() != Some("-1000")
-    {
-        faults.push("a deletion cost of somebody else changed".to_owned());
-    }
-    if plural == "deployments" {
-        faults.extend(weakened(new));
-    }
-    let owners = old["metadata"]["ownerReferences"].as_array();
-    let ours = owners.into_iter().flatten().any(|owner| owner["kind"] == "InferenceDeployment");
-    if CHILDREN.contains(&plural) && !old.is_empty() && !ours {
-        faults.push("it belongs to somebody else".to_owned());
-    }
-    faults
-}
-
-/// No security field is ever weaker than the pod contract says.
-fn weakened(deployment: &Object) -> Option<String> {
-    let spec = &deployment["spec"]["template"]["spec"];
-    let containers =
-        ["initContainers", "containers"].iter().flat_map(|list| spec[*list].as_array().into_iter().flatten());
-    let bad = containers.into_iter().find(|container| {
-        let security = &container["securityContext"];
-        security["allowPrivilegeEscalation"] != false
-            || security["readOnlyRootFilesystem"] != true
-            || security["capabilities"]["drop"][0] != "ALL"
-    });
-    let weak = spec["securityContext"]["runAsNonRoot"] != true
-        || spec["securityContext"]["seccompProfile"]["type"] != "RuntimeDefault"
-        || spec["automountServiceAccountToken"] != false
-        || bad.is_some();
-    weak.then(|| "the pod template's security is weaker than the contract".to_owned())
 }

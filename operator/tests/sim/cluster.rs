@@ -209,14 +209,14 @@ impl Cluster {
     /// Does a write, checks it, and does it again: what was done must not be done twice (P12).
     fn write(&self, state: &mut State, caller: &Caller, call: Call, repeated: bool) -> Answer {
         let now_ms = self.now_ms();
-        let old = state.store.get(&call.target.key()).map(|entry| entry.value.clone());
+        let old = state.store.get(&call.target.key()).cloned();
         let version = state.store.version;
         let result = call.perform(&mut state.store);
         let code = result.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
         let (id, method, path) = (caller.id, &call.method, &call.path);
         state.log.line(now_ms, format_args!("operator-{id} {method} {path} {code} {}", call.body));
         let effective = state.store.version != version;
-        state.checks.write(&state.store, caller, &call, old.as_deref(), (code, effective, now_ms));
+        state.checks.write(&state.store, caller, &call, old.as_ref(), (code, effective, now_ms));
         let version = state.store.version;
         let name = format!("{method} {path}");
         let again = call.perform(&mut state.store);

@@ -7,7 +7,7 @@ use super::{
     agent::Engine,
     cluster::State,
     end::condition,
-    kube::object::Object,
+    kube::{object::Object, verbs::merge_patch},
     story::NAMESPACE,
     world::{World, target},
 };
@@ -44,6 +44,13 @@ pub fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
             let runs = |pod: &Object| pod["spec"]["containers"][0]["image"] == *image;
             let running = state.store.of("pods").filter(|(_, entry)| runs(&entry.value)).count();
             (running != *count).then(|| format!("P4: {running} pods run {image} and {count} should"))
+        }
+        Act::ExpectKept { plural, patch } => {
+            let live = state.store.read(&target(plural, NAMESPACE, child(plural), "user")).ok();
+            let live = live.map(|(_, live)| live.json()).unwrap_or_default();
+            let mut patched = live.clone();
+            merge_patch(&mut patched, patch);
+            (patched != live).then(|| format!("P9: the {plural} should have {patch}, and has not"))
         }
         Act::ExpectNo { plural, pointer } => {
             let live = state.store.read(&target(plural, NAMESPACE, child(plural), "user")).ok();

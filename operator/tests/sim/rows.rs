@@ -10,12 +10,12 @@ use super::{
     changes::{self, BAD_IMAGE},
     doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
-    held, leaving,
+    fleet, held, leaving,
     report::Report,
     run::run,
     said::Log,
     story::{Story, create, edit, freeze, plain, spec},
-    untrue,
+    strangers, stuck, untrue,
 };
 
 /// One row.
@@ -171,7 +171,8 @@ pub fn all() -> Vec<Row> {
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
-    rows.extend([held::rows(), broken::rows(), super::stuck::rows(), super::fleet::rows()].into_iter().flatten());
+    let more = [held::rows(), broken::rows(), stuck::rows(), fleet::rows(), strangers::rows()];
+    rows.extend(more.into_iter().flatten());
     rows
 }
 

@@ -217,6 +217,11 @@ pub fn expectations(name: &str) -> Vec<(u64, Act)> {
             (23_250, Act::Expect { condition: "EnginesProgressing", status: Some("False") }),
             (23_250, Act::Expect { condition: "HealthLies", status: Some("True") }),
         ],
+        // the Service is deleted with whatever stood on it
+        "meddle" => {
+            let kept = |at_ms, plural| (at_ms, Act::ExpectKept { plural, patch: super::strangers::note() });
+            vec![kept(29_000, "services"), kept(29_000, "deployments"), kept(60_000, "deployments")]
+        }
         "scale-in-stall" => vec![(65_000, Act::ExpectServing { count: 2 })],
         "nodes-drained" => {
             let free = (0..3).map(|node| (70_000, Act::ExpectFree { node }));

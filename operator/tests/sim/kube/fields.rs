@@ -60,10 +60,15 @@ fn key_of(item: &Value, keys: &[&str]) -> String {
     format!("k:{}", Value::Object(map))
 }
 
-/// Every leaf of `value` that a manager can own; list items have an entry of their own, of value null.
+/// Every leaf of `object` that a manager can own; list items have an entry of their own, of value null.
 pub fn leaves(object: &Object) -> BTreeMap<Path, &Value> {
+    leaves_but(object, |_| false)
+}
+
+/// The same without the fields that are `left` out.
+pub fn leaves_but(object: &Object, left: impl Fn(&str) -> bool) -> BTreeMap<Path, &Value> {
     let mut out = BTreeMap::new();
-    for (name, child) in object.fields() {
+    for (name, child) in object.fields().filter(|(name, _)| !left(name)) {
         match name {
             "apiVersion" | "kind" => {}
             "metadata" => {

@@ -37,24 +37,12 @@ impl Object {
         self.field(name).map(|field| &field.value)
     }
 
-    /// What stands at a path such as `metadata.labels`.
-    pub fn at(&self, path: &str) -> Option<&Value> {
-        let (first, rest) = path.split_once('.').unwrap_or((path, ""));
-        rest.split('.').filter(|name| !name.is_empty()).try_fold(self.get(first)?, |value, name| value.get(name))
-    }
-
     pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.fields.iter().map(|field| (field.name.as_str(), &field.value))
     }
 
     pub fn is_empty(&self) -> bool {
         self.fields.is_empty()
-    }
-
-    /// Do both say the same at this path?
-    pub fn agrees_at(&self, other: &Object, path: &str) -> bool {
-        let shared = path.split('.').next().is_some_and(|first| self.agrees(other, first));
-        shared || self.at(path) == other.at(path)
     }
 
     /// Do both say the same in this field?
