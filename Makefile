@@ -94,7 +94,7 @@ bench-peers: ## The engine against llama.cpp on this machine, pairs in turn, ser
 	python3 -B tests/peers/bench.py $(ARGS)
 
 PODS ?= 1000
-bench-scale: prerequisites ## The operator before PODS=N simulated engine pods on a real API server (root needed; lines `name value unit goal`)
+bench-scale: prerequisites ## The operator before PODS=N simulated engine pods on a real API server (root needed; lines `name value unit goal`; fails where a goal is missed, the last line says which)
 	tests/build-programs.sh
 	target/release/scale --pods $(PODS)
 

@@ -11,7 +11,7 @@ use truebeat_tests::wait::until_async;
 
 use crate::cost::Reading;
 use crate::fleet::{BOUND, Fleet, names};
-use crate::report::Report;
+use crate::report::{Goal, Report};
 use crate::watch::Story;
 
 /// Each failed replica speaks for itself; so many at once are as many as this machine's one connection pool can bear.
@@ -22,8 +22,8 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     let nodes = fleet.by_node().await?;
     let failing = (nodes.len() * percent / 100).max(1);
     let pods: Vec<Pod> = nodes.into_values().take(failing).flatten().collect();
-    report.add("nodes_that_fail", failing as f64, "count", "-");
-    report.add("pods_that_fail", pods.len() as f64, "count", "-");
+    report.add("nodes_that_fail", failing as f64, "count", Goal::None);
+    report.add("pods_that_fail", pods.len() as f64, "count", Goal::None);
     let names = names(&pods);
 
     fleet.seen.forget();
@@ -31,7 +31,7 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     let first = Instant::now();
     let said = stall(fleet, &pods, "a").await?;
     // the same machine's rate of plain writes, one a replica, 64 at a time: what no operator could be faster than
-    report.add("verdicts_per_second", said.len() as f64 / first.elapsed().as_secs_f64(), "1/s", "-");
+    report.add("verdicts_per_second", said.len() as f64 / first.elapsed().as_secs_f64(), "1/s", Goal::None);
     let stories = all(fleet, &names, "every endpoint gone and every restart granted", |story| {
         story.gone_at.is_some() && story.granted.is_some()
     })
@@ -40,13 +40,18 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     let gone: Vec<Instant> = stories.iter().filter_map(|story| story.gone_at).collect();
     let mut each: Vec<Duration> =
         gone.iter().zip(&said).map(|(gone, said)| gone.saturating_duration_since(*said)).collect();
-    report.add_times("verdict_to_endpoint_gone", &mut each, "<=1000");
-    report.add("all_endpoints_gone", last(&gone, first).as_secs_f64(), "s", "-");
+    report.add_times("verdict_to_endpoint_gone", &mut each, Goal::AtMost(1000.0));
+    report.add("all_endpoints_gone", last(&gone, first).as_secs_f64(), "s", Goal::None);
     let granted: Vec<Instant> = stories.iter().filter_map(|story| Some(story.granted.as_ref()?.1)).collect();
     let mut each: Vec<Duration> =
         granted.iter().zip(&said).map(|(at, said)| at.saturating_duration_since(*said)).collect();
-    report.add_times("verdict_to_grant", &mut each, "-");
-    report.add("grants_per_second", granted.len() as f64 / last(&granted, first).as_secs_f64(), "1/s", ">=200");
+    report.add_times("verdict_to_grant", &mut each, Goal::None);
+    report.add(
+        "grants_per_second",
+        granted.len() as f64 / last(&granted, first).as_secs_f64(),
+        "1/s",
+        Goal::AtLeast(200.0),
+    );
 
     say_all(fleet, &pods, |pod| Says::Recovered(episode(pod, "a"))).await?;
     fleet.whole("all of them to have recovered").await?;
@@ -57,7 +62,12 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     let stories = all(fleet, &names, "every one of them deleted", |story| story.deleted_at.is_some()).await?;
     Reading::now(fleet).await?.tell(&before, "eviction", pods.len(), report);
     let deleted: Vec<Instant> = stories.iter().filter_map(|story| story.deleted_at).collect();
-    report.add("evictions_per_second", deleted.len() as f64 / last(&deleted, first).as_secs_f64(), "1/s", ">=200");
+    report.add(
+        "evictions_per_second",
+        deleted.len() as f64 / last(&deleted, first).as_secs_f64(),
+        "1/s",
+        Goal::AtLeast(200.0),
+    );
     fleet.whole("their successors to be ready").await
 }
 
@@ -77,8 +87,8 @@ pub async fn one_by_one(fleet: &Fleet<'_>, report: &mut Report) -> Result<()> {
         say_all(fleet, one, |pod| Says::Recovered(episode(pod, "c"))).await?;
     }
     fleet.whole("all to be well").await?;
-    report.add_times("one_verdict_to_endpoint_gone", &mut gone, "<=200");
-    report.add_times("one_verdict_to_grant", &mut granted, "-");
+    report.add_times("one_verdict_to_endpoint_gone", &mut gone, Goal::AtMost(200.0));
+    report.add_times("one_verdict_to_grant", &mut granted, Goal::None);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use kube::core::Request;
 use truebeat_tests::cluster::Identity;
 
 use crate::fleet::Fleet;
-use crate::report::Report;
+use crate::report::{Goal, Report};
 use crate::usage::cpu_s;
 
 /// Processes of the cluster whose time is told; the operator and this program are told as well.
@@ -69,7 +69,7 @@ impl Reading {
             for (name, value) in now {
                 let each = (value - before.get(name).unwrap_or(&0.0)) / replicas as f64;
                 if each >= LEAST {
-                    report.add(&format!("{phase}_{what}_{name}"), each, unit, "-");
+                    report.add(&format!("{phase}_{what}_{name}"), each, unit, Goal::None);
                 }
             }
         }

@@ -16,7 +16,7 @@ use truebeat_tests::fleet::operator::{ACCOUNT, Candidate, NAMESPACE, Operator};
 use truebeat_tests::product::{self, Programs};
 use truebeat_tests::wait::until_async;
 
-use crate::report::Report;
+use crate::report::{Goal, Report};
 use crate::watch::Seen;
 
 /// Replicas of one InferenceDeployment.
@@ -70,9 +70,9 @@ impl<'a> Fleet<'a> {
         let operator = tokio::sync::Mutex::new(operator);
         let fleet = Self { client, cluster, seen, operator, binary, size };
         fleet.whole("every replica to be ready").await?;
-        report.add("pods", size as f64, "count", "-");
-        report.add("nodes", count as f64, "count", "-");
-        report.add("first_rollout", started.elapsed().as_secs_f64(), "s", "-");
+        report.add("pods", size as f64, "count", Goal::None);
+        report.add("nodes", count as f64, "count", Goal::None);
+        report.add("first_rollout", started.elapsed().as_secs_f64(), "s", Goal::None);
         Ok(fleet)
     }
 

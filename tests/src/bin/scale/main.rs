@@ -1,4 +1,5 @@
-//! The operator before a large fleet, measured: `make bench-scale PODS=N` prints one line `name value unit goal` for each figure.
+//! The operator before a large fleet, measured: `make bench-scale PODS=N` prints one line `name value unit goal` for each figure, and a last one
+//! that names the goals that were missed. Ends with 0 where none was, with 1 where one was, and with 2 where nothing could be measured.
 //!
 //! Real are API server, etcd, controllers, scheduler and operator; nodes and pods are objects that kwok keeps alive, and agents are what
 //! this program writes. The clock of each figure is this machine's, and everything shares its cores. `docs/scale.md` tells how to read it.
@@ -11,6 +12,8 @@ mod takeover;
 mod usage;
 mod watch;
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 use clap::Parser;
 use truebeat_tests::cluster::tools;
@@ -19,6 +22,9 @@ use truebeat_tests::{Cluster, Options, product};
 
 use crate::fleet::Fleet;
 use crate::report::Report;
+
+/// The exit status where no figure can be told.
+const UNMEASURED: u8 = 2;
 
 /// Measures the operator before a fleet of simulated nodes.
 #[derive(Debug, Parser)]
@@ -37,8 +43,20 @@ struct Args {
     quiet_s: u64,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match measure(&Args::parse()) {
+        Ok(report) => {
+            println!("{}{}", report.text(), report.closing());
+            ExitCode::from(u8::from(!report.missed().is_empty()))
+        }
+        Err(error) => {
+            eprintln!("scale: {error:#}");
+            ExitCode::from(UNMEASURED)
+        }
+    }
+}
+
+fn measure(args: &Args) -> Result<Report> {
     if args.pods < fleet::PODS_EACH || args.pods % fleet::PODS_EACH != 0 {
         bail!("--pods {}: a multiple of {} is needed", args.pods, fleet::PODS_EACH);
     }
@@ -63,7 +81,6 @@ fn main() -> Result<()> {
         takeover::crash(&fleet, args.repeat, &mut report).await?;
         takeover::release(&fleet, args.repeat, &mut report).await?;
         usage::at_the_end(&fleet, &mut report).await?;
-        print!("{}", report.text());
-        Ok(())
+        Ok(report)
     })
 }

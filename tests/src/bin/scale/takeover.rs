@@ -11,7 +11,7 @@ use truebeat_tests::wait::until_async;
 
 use crate::bursts::{episode, stall};
 use crate::fleet::{BOUND, Fleet, candidate, names};
-use crate::report::Report;
+use crate::report::{Goal, Report};
 
 const GONE: Duration = Duration::from_secs(10);
 
@@ -28,7 +28,7 @@ pub async fn crash(fleet: &Fleet<'_>, repeat: usize, report: &mut Report) -> Res
         let started = Instant::now();
         *operator = candidate(&fleet.binary, "operator-1", 9501).start(fleet.cluster, &fleet.client).await?;
         let acted = granted(fleet, &pod, &round).await?;
-        report.add("restart_to_acting", acted.saturating_duration_since(started).as_secs_f64(), "s", "<=2");
+        report.add("restart_to_acting", acted.saturating_duration_since(started).as_secs_f64(), "s", Goal::AtMost(2.0));
         operator.ready().await?;
         recover(fleet, &pod, &round).await?;
     }
@@ -50,7 +50,7 @@ pub async fn release(fleet: &Fleet<'_>, repeat: usize, report: &mut Report) -> R
         anyhow::ensure!(operator.process.gone_within(GONE), "the operator does not leave");
         stall(fleet, std::slice::from_ref(&pod), &round).await?;
         let acted = granted(fleet, &pod, &round).await?;
-        report.add("release_to_acting", acted.saturating_duration_since(left).as_secs_f64(), "s", "<=3");
+        report.add("release_to_acting", acted.saturating_duration_since(left).as_secs_f64(), "s", Goal::AtMost(3.0));
         *operator = heir;
         recover(fleet, &pod, &round).await?;
     }

@@ -7,7 +7,7 @@ use truebeat_tests::cluster::Identity;
 use truebeat_tests::fleet::operator::Operator;
 
 use crate::fleet::Fleet;
-use crate::report::Report;
+use crate::report::{Goal, Report};
 
 const WRITES: [&str; 4] = ["create", "patch", "replace", "delete"];
 /// Clock ticks a second of /proc, the same on every Linux.
@@ -17,24 +17,29 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub async fn at_rest(fleet: &Fleet<'_>, quiet_s: u64, report: &mut Report) -> Result<()> {
     let operator = fleet.operator.lock().await;
     let thousands = fleet.size as f64 / 1000.0;
-    report.add("cpu_of_the_first_rollout_per_1000_pods", cpu_s(operator.process)? / thousands, "s", "-");
+    report.add("cpu_of_the_first_rollout_per_1000_pods", cpu_s(operator.process)? / thousands, "s", Goal::None);
     settle(&operator).await?;
     let (before, cpu, started) = (calls(&operator, &WRITES).await?, cpu_s(operator.process)?, Instant::now());
     let reads = calls(&operator, &["get", "list"]).await?;
     tokio::time::sleep(Duration::from_secs(quiet_s)).await;
     let seconds = started.elapsed().as_secs_f64();
-    report.add("writes_at_rest", calls(&operator, &WRITES).await? - before, "count", "0");
-    report.add("reads_at_rest", (calls(&operator, &["get", "list"]).await? - reads) / seconds, "1/s", "-");
-    report.add("cpu_at_rest_per_1000_pods", (cpu_s(operator.process)? - cpu) / seconds * 1e3 / thousands, "ms/s", "-");
-    report.add("memory_at_rest_per_1000_pods", memory_mib(operator.process, "VmRSS")? / thousands, "MiB", "-");
-    report.add("memory_at_rest", memory_mib(operator.process, "VmRSS")?, "MiB", "-");
+    report.add("writes_at_rest", calls(&operator, &WRITES).await? - before, "count", Goal::AtMost(0.0));
+    report.add("reads_at_rest", (calls(&operator, &["get", "list"]).await? - reads) / seconds, "1/s", Goal::None);
+    report.add(
+        "cpu_at_rest_per_1000_pods",
+        (cpu_s(operator.process)? - cpu) / seconds * 1e3 / thousands,
+        "ms/s",
+        Goal::None,
+    );
+    report.add("memory_at_rest_per_1000_pods", memory_mib(operator.process, "VmRSS")? / thousands, "MiB", Goal::None);
+    report.add("memory_at_rest", memory_mib(operator.process, "VmRSS")?, "MiB", Goal::None);
     Ok(())
 }
 
 /// After everything.
 pub async fn at_the_end(fleet: &Fleet<'_>, report: &mut Report) -> Result<()> {
     let operator = fleet.operator.lock().await;
-    report.add("memory_peak", memory_mib(operator.process, "VmHWM")?, "MiB", "<=256");
+    report.add("memory_peak", memory_mib(operator.process, "VmHWM")?, "MiB", Goal::AtMost(256.0));
     Ok(())
 }
 
