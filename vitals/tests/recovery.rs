@@ -154,7 +154,7 @@ fn the_whole_way_with_an_operator() {
 }
 
 #[test]
-fn evidence_that_never_comes_delays_the_kill_by_its_bound_and_no_more() {
+fn h2_evidence_that_never_comes_delays_the_kill_by_its_bound_and_no_more() {
     let mut world = World::new(RecoveryPolicy { self_grant: true, ..RecoveryPolicy::default() });
     world.see(0, stall());
     assert_eq!(world.see(21_000, stall()).stage, Some(EpisodeStage::Stalled));

@@ -44,7 +44,7 @@ fn noise(bytes: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_full_disk_costs_the_bundle_and_leaves_nothing_of_it() {
+async fn h1_a_full_disk_costs_the_bundle_and_leaves_nothing_of_it() {
     let Some(disk) = Tiny::mounted() else { return };
     let entries = vec![BundleEntry { name: "x".to_owned(), text: noise(1 << 20) }];
     let written = bundle::write(disk.0.path(), "a", bundle::manifest("a", "c", "f"), entries, &AtomicBool::new(false));

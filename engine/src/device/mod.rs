@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_sticks_ends_the_wait_at_its_deadline() {
+    fn fault_f2_an_event_that_sticks_ends_the_wait_at_its_deadline() {
         let queue = DeviceQueue::start().unwrap();
         queue.stick();
         let event = queue.submit(|| 7).unwrap();

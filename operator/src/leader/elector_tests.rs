@@ -126,7 +126,7 @@ async fn a_released_lease_is_taken_at_once_and_a_silent_one_after_its_time() {
 
 /// B5 and the bar of two seconds: a killed leader's next process acts with its first look.
 #[tokio::test(start_paused = true)]
-async fn a_killed_leaders_container_leads_again_with_its_first_look() {
+async fn fault_b5_a_killed_leaders_container_leads_again_with_its_first_look() {
     let store = Arc::new(Mutex::new(Store::default()));
     let place = || super::super::lease::container("op", Some("uid"), 1);
     let ((mut first, _), (mut other, leads_other)) = (candidate(&store, "op_uid_1"), candidate(&store, "b"));
