@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(args: &Args) -> Result<Report> {
-    if args.pods < fleet::PODS_EACH || args.pods % fleet::PODS_EACH != 0 {
+    if args.pods < fleet::PODS_EACH || !args.pods.is_multiple_of(fleet::PODS_EACH) {
         bail!("--pods {}: a multiple of {} is needed", args.pods, fleet::PODS_EACH);
     }
     let programs = product::Programs::find()?;
