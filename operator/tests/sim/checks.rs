@@ -131,7 +131,7 @@ impl Checks {
 }
 
 /// Whom the Lease gives the right to write; `None`: nobody.
-fn leader(store: &Store) -> Option<String> {
+pub fn leader(store: &Store) -> Option<String> {
     let (_, lease) = store.of("leases").next()?;
     let spec = &lease.value["spec"];
     let holder = spec["holderIdentity"].as_str().filter(|holder| !holder.is_empty())?;

@@ -7,7 +7,7 @@ use super::{
 };
 
 /// How often each thing happens, in thousandths of the requests.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rates {
     /// 500, 503, 429 (with Retry-After) or 504 before anything took effect.
     pub refused: u64,
@@ -133,6 +133,11 @@ impl Faults {
             crashes: Vec::new(),
             rng: Rng::new(seed),
         }
+    }
+
+    /// Does no request ever fail or wait?
+    pub fn never(&self) -> bool {
+        self.rates == Rates::default() && self.rules.is_empty() && self.outages.is_empty()
     }
 
     /// When the last of them is over.

@@ -54,6 +54,7 @@ mod story;
 mod strangers;
 mod stuck;
 mod tally;
+mod told;
 mod twin;
 mod untrue;
 mod world;

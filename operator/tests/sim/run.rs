@@ -20,12 +20,14 @@ use tokio::{sync::Notify, task::JoinHandle, time::sleep_until};
 
 use super::{
     act::{self, Act},
+    checks,
     cluster::Cluster,
     end, nodes,
     passes::Caller,
     patience,
     report::{Report, by_object},
     story::{FleetTerms, Story},
+    told::Told,
     twin,
     world::{World, target},
 };
@@ -67,6 +69,8 @@ struct Run {
     absent_ms: u64,
     /// Do acts wait for what they are meant for?
     patient: bool,
+    /// Does the status tell the truth meanwhile?
+    told: Told,
 }
 
 struct Process {
@@ -99,6 +103,7 @@ impl Run {
             twins: Vec::new(),
             absent_ms: 0,
             patient: story.patient,
+            told: Told::of(story),
         }
     }
 
@@ -216,10 +221,12 @@ impl Run {
         for place in due(&mut self.thaws) {
             self.operators[place].ice.thaw();
         }
+        let led = self.is_led();
         let mut state = self.cluster.lock();
         let stirred = state.store.stirred;
         let reachable = state.faults.outage(now_ms).is_none();
         self.world.tick(&mut state, now_ms, reachable);
+        self.told.look(&mut state, &self.world, (led, now_ms));
         let changed = state.store.stirred != stirred;
         drop(state);
         if changed {
@@ -259,6 +266,13 @@ impl Run {
         if changed {
             self.cluster.tell();
         }
+    }
+
+    /// Is the process at work that the Lease names?
+    fn is_led(&self) -> bool {
+        let Some(leads) = checks::leader(&self.cluster.lock().store) else { return false };
+        let at_work = |process: &Process| !process.task.is_finished() && !process.ice.holds();
+        self.operators.iter().any(|process| leads == format!("operator-{}", process.id) && at_work(process))
     }
 
     /// Where the `nth` operator is, the one that the Lease names first.
@@ -334,6 +348,10 @@ fn on_grid(at_ms: u64) -> u64 {
 struct Ice(Mutex<(bool, Option<Waker>)>);
 
 impl Ice {
+    fn holds(&self) -> bool {
+        self.0.lock().expect("no panic").0
+    }
+
     fn freeze(&self) {
         self.0.lock().expect("no panic").0 = true;
     }
