@@ -1,8 +1,9 @@
 """What is done to a real vLLM, and what must be said of it. `python3 kinds.py` lists the kinds.
 
 Hangs: `signal` stops or kills a process; `hang` goes to the trigger file of the test-only plugin. `classes`: one of them must be the
-class of the `Stalled` (for a process that is killed, the verdict is Dead). Benign kinds must pass without `Suspect`, `Stalled` and
-`Dead`; `slow_step` says that a fence is allowed (a single step that outlasts all that was learned), a confirmation is not.
+class of the `Stalled` (where a process is killed, `ProcessDied`, or the verdict is Dead as soon as the front end has ended as well). Benign
+kinds must pass without `Suspect`, `Stalled` and `Dead`; `slow_step` says that a fence is allowed (a single step that outlasts all that was
+learned), a confirmation is not.
 """
 from typing import NamedTuple, Optional, Tuple
 
@@ -37,15 +38,15 @@ KINDS = (
     Kind("k5", "native code in the core that keeps the GIL", "basic", hang="core held", classes=STEP),
     Kind("p1", "the only worker SIGSTOP", "basic", signal=("worker", 0, "STOP"), classes=STEP + ("RankSilent",)),
     Kind("i", "API server SIGSTOP", "basic", signal=("api", 0, "STOP"), classes=("FrontendStalled",)),
-    Kind("h", "core SIGKILL", "basic", signal=("core", 0, "KILL"), classes=("Dead",)),
-    Kind("h3", "the only worker SIGKILL", "basic", signal=("worker", 0, "KILL"), classes=("Dead",)),
+    Kind("h", "core SIGKILL", "basic", signal=("core", 0, "KILL"), classes=("Dead", "ProcessDied")),
+    Kind("h3", "the only worker SIGKILL", "basic", signal=("worker", 0, "KILL"), classes=("Dead", "ProcessDied")),
     Kind("n", "core SIGKILL behind an API server that stands still", "basic", signal=("core", 0, "KILL"), first=("api", 0),
          classes=("ProcessDied",)),
     Kind("p2", "one of two workers SIGSTOP", "tp2", signal=("worker", 1, "STOP"), classes=STEP + ("RankSilent",)),
     Kind("k3-tp2", "lock in one of two workers", "tp2", hang="worker lock", classes=STEP + ("RankSilent",)),
     Kind("k1-tp2", "Python spin in EngineCore.step above two workers", "tp2", hang="core spin", classes=STEP),
     Kind("f-tp2", "core SIGSTOP above two workers", "tp2", signal=("core", 0, "STOP"), classes=STEP),
-    Kind("h3-tp2", "one of two workers SIGKILL", "tp2", signal=("worker", 1, "KILL"), classes=("Dead",)),
+    Kind("h3-tp2", "one of two workers SIGKILL", "tp2", signal=("worker", 1, "KILL"), classes=("Dead", "ProcessDied")),
     Kind("c1", "a prompt of 14 000 tokens in a single step", "long", benign="long", slow_step=True),
     Kind("c3", "a prompt of 14 000 tokens in chunks of 512", "chunked", benign="long"),
     Kind("d", "start-up with compilation", "compiled", benign="start"),

@@ -167,6 +167,8 @@ def hang(server, kind, site, ranks, mode):
         os.kill(pid, signal.SIGCONT)
     if kind.first:
         woken(server, kind.first)
+    if seen["class"] == "ProcessDied" and mode == "fence":
+        ended(server)  # as the restart that is left out would have
     if os.path.exists(server.trigger):
         os.unlink(server.trigger)
     if os.path.exists(server.trigger + ".hung"):
@@ -177,7 +179,7 @@ def hang(server, kind, site, ranks, mode):
     if mode == "fence":
         server.fresh_detector()
     classes = seen["class"] in kind.classes or seen["verdict"] in kind.classes
-    ok = classes and seen["fence_s"] is not None and seen["fence_s"] <= FENCE_S_MAX and (bool(episode["bundle"]) or kind.classes == ("Dead",)) and recovered is not None
+    ok = classes and seen["fence_s"] is not None and seen["fence_s"] <= FENCE_S_MAX and (bool(episode["bundle"]) or seen["verdict"] == "Dead") and recovered is not None
     note = seen["reasons"] if recovered is not None else "did not serve again; " + seen["reasons"]
     return row(kind, site, ranks, ok=ok, verdict=seen["verdict"], cls=seen["class"], fence_s=seen["fence_s"],
                confirm_s=seen["confirm_s"], again_s=recovered, bundle=episode["bundle"], note=note)
@@ -187,6 +189,14 @@ def woken(server, who):
     """It may have been killed and replaced meanwhile, and the next one stands for nobody's sake."""
     try:
         os.kill(server.pid_of(*who), signal.SIGCONT)
+    except (Failure, ProcessLookupError):
+        pass
+
+
+def ended(server):
+    """A front end whose core has died may wait for its clients for ever."""
+    try:
+        os.kill(server.pid_of("api", 0), signal.SIGKILL)
     except (Failure, ProcessLookupError):
         pass
 
@@ -202,7 +212,6 @@ def hung_at(server):
 def watch(server, at, kind):
     """Until the confirmation, or for as long as anybody may wait."""
     found = {"verdict": None, "class": None, "fence_s": None, "confirm_s": None, "reasons": ""}
-    final = ("Dead",) if kind.classes == ("Dead",) else ("Stalled", "Dead")
     while time.monotonic() - at < CONFIRM_S:
         seen = server.verdict()
         age = time.monotonic() - at
@@ -211,7 +220,7 @@ def watch(server, at, kind):
         if seen["verdict"] is not None:
             found.update(verdict=seen["verdict"], reasons="; ".join(reason["text"] for reason in seen["reasons"])[:300])
             found["class"] = seen["class"] if isinstance(seen["class"], str) or seen["class"] is None else str(seen["class"])
-        if seen["verdict"] in final:
+        if seen["verdict"] in ("Stalled", "Dead"):
             found["confirm_s"] = round(age, 2)
             break
         time.sleep(0.05)

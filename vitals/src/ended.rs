@@ -27,31 +27,44 @@ pub struct EndedObs {
 }
 
 /// Since when it has been missed, in counted time, and whether the engine goes on without it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct EndedSign {
     missed: Option<Missed>,
+    /// Whom the engine needed for nothing: it was no part of it, or another does its work.
+    outlived: Vec<(i32, Ms)>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Missed {
-    pid: i32,
+    who: (i32, Ms),
     since: Ms,
-    /// Whoever steps after its end needs it for nothing: it was no part of the engine, or another does its work.
-    outlived: bool,
+    /// Looks since at which tokens were found that were made after its end.
+    deliveries: u32,
 }
 
+/// The first may be of tokens that it has made itself: a page is read before the processes are.
+const DELIVERIES_MIN: u32 = 2;
+
 impl EndedSign {
+    /// Whoever cannot look at the processes, or need not, knows no more and no less than before.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>) {
+        let Some(proc) = sight.proc else { return };
         let Some(ended) = sight.ended else {
-            self.missed = None;
+            if proc.ended.is_none() {
+                *self = Self::default();
+            }
             return;
         };
-        let known = self.missed.filter(|missed| missed.pid == ended.pid);
-        let missed = known.unwrap_or(Missed { pid: ended.pid, since: tick.mark(ended.at_ms), outlived: false });
-        // a scrape counts what was made since the one before it
-        let counted = sight.metrics_since_ms >= ended.at_ms && (sight.metrics_delivered || sight.iterations_moved);
-        let steps = known.is_some() && (sight.page_delivered || sight.steps_done > 0 || counted);
-        self.missed = Some(Missed { outlived: missed.outlived || steps, ..missed });
+        let who = (ended.pid, ended.at_ms);
+        let known = self.missed.filter(|missed| missed.who == who);
+        let mut missed = known.unwrap_or(Missed { who, since: tick.mark(ended.at_ms), deliveries: 0 });
+        // a scrape counts what was made since the one before it, and a step that fails is counted as well
+        let counted = sight.metrics_delivered && sight.metrics_since_ms >= ended.at_ms;
+        missed.deliveries += u32::from(known.is_some() && (sight.page_delivered || counted));
+        if missed.deliveries >= DELIVERIES_MIN && !self.outlived.contains(&who) {
+            self.outlived.push(who);
+        }
+        self.missed = Some(missed);
     }
 
     /// Is it missed by one who has no other of its name, be it for less than the grace?
@@ -60,7 +73,7 @@ impl EndedSign {
     }
 
     fn since(&self) -> Option<Ms> {
-        self.missed.filter(|missed| !missed.outlived).map(|missed| missed.since)
+        self.missed.filter(|missed| !self.outlived.contains(&missed.who)).map(|missed| missed.since)
     }
 }
 
@@ -70,7 +83,7 @@ pub(crate) fn of<'a>(proc: Option<&'a ProcObs>, obs: &Observation) -> Option<&'a
 }
 
 /// Holds the end against the engine, whether or not it owes anything: what is owed next will hang. Where others of its name live, only while
-/// work is owed of which nothing at all moves. During a start-up that is what a start-up that stands still is called.
+/// work is owed of which nothing at all moves. It goes before all other complaints, which it explains. During a start-up that is what a start-up that stands still is called.
 pub(crate) fn examine_ended(view: &View<'_>, starts: bool, exam: &mut Exam) {
     let (sight, signs) = (view.sight, view.signs);
     let (Some(ended), Some(since)) = (sight.ended, signs.ended.since()) else { return };

@@ -182,7 +182,6 @@ impl View<'_> {
 pub fn examine(view: &View<'_>) -> Exam {
     let gate = deadlines::gate_silence(view);
     let mut exam = Exam { gate_allowed_ms: gate.ms, ..Exam::default() };
-    examine_ended(view, false, &mut exam);
     match view.sight.native() {
         Some(page) => {
             native::loops(view, &mut exam);
@@ -193,6 +192,7 @@ pub fn examine(view: &View<'_>) -> Exam {
     }
     foreign::scheduler(view, &mut exam);
     undelivered(view, &mut exam);
+    examine_ended(view, false, &mut exam);
     exam
 }
 

@@ -124,7 +124,52 @@ fn a_case_of_another_class_becomes_this_one_and_takes_its_time() {
     assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(StepStalled) FER");
     sim = ends(sim, 0);
     sim.silence(1_000);
-    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER", "without a moment in between");
+    let last = sim.last.clone().unwrap();
+    assert_eq!(cell(&last), "Stalled(ProcessDied) FER", "without a moment in between");
+    assert!(last.reasons.iter().any(|reason| reason.text.contains("VLLM::EngineCor")), "{:?}", last.reasons);
+}
+
+#[test]
+fn what_the_engine_has_outlived_is_no_matter_after_a_blind_moment_or_a_drain_that_is_called_off() {
+    let mut sim = ends(serving(), 0);
+    sim.decode(5_000);
+    sim.idle();
+    sim.depart();
+    let proc = sim.proc.take();
+    sim.silence(1_000);
+    sim.proc = proc;
+    assert_eq!(sim.silence_until(60_000, suspect), None);
+    sim.draining = true;
+    sim.silence(1_000);
+    sim.draining = false;
+    assert_eq!(sim.silence_until(60_000, suspect), None);
+    // … and one that ends later is another matter
+    sim.process().ended.as_mut().unwrap().pid = 43;
+    sim.process().ended.as_mut().unwrap().at_ms = sim.now;
+    assert_eq!(fenced_and_confirmed(&mut sim), [Some(600), Some(2_600)]);
+}
+
+#[test]
+fn steps_that_fail_and_tokens_from_before_its_end_are_no_steps_without_it() {
+    let mut sim = Sim::native().up().busy(20_000);
+    sim = ends(sim, 0);
+    sim.deliver_for(100);
+    for _ in 0..30 {
+        // its step fails because of that: counted, and nothing is handed out
+        sim.page.as_mut().unwrap().steps_completed += 1;
+        sim.tick(100);
+    }
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER");
+}
+
+#[test]
+fn that_nobody_asks_any_more_lets_those_that_are_left_out_on_trial_and_no_sooner() {
+    let mut sim = ends(serving(), 1);
+    sim.silence(10_000);
+    assert_eq!(cell(sim.last.as_ref().unwrap()), "Stalled(ProcessDied) FER");
+    sim.depart();
+    let out = sim.silence_until(60_000, |verdict| !stalled(verdict)).unwrap();
+    assert!((29_000..=31_000).contains(&out), "{out}");
 }
 
 #[test]

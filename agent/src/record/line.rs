@@ -113,6 +113,7 @@ fn moments(obs: &mut Observation) -> Vec<&mut Ms> {
         all.push(&mut proc.started_ms);
         all.extend(&mut proc.kill_sent_ms);
         all.extend(&mut proc.threads_at_ms);
+        all.extend(proc.ended.as_mut().map(|ended| &mut ended.at_ms));
     }
     for page in obs.pages.value.iter_mut().flatten() {
         all.extend([&mut page.phase_entered_ms, &mut page.published_ms]);

@@ -46,15 +46,19 @@ impl Cores {
     pub fn look(&mut self, proc: &ProcRoot, stats: &[Stat], root: i32, writer: Option<i32>, now_ms: u64) {
         self.miss(proc, stats, now_ms);
         self.meet(stats, root, writer);
+        if stats.iter().any(|stat| Some(stat.pid) == writer && !stat.ended()) {
+            // a page is written again, by whomever: who wrote the last one and had no title is no more missed
+            self.ended.retain(|ended| is_title(&ended.core.name));
+        }
         self.forget_whole_engines(proc, root);
         let of_core = |stat: &&Stat| stat.state == 'T' && self.known.iter().any(|core| core.process.pid == stat.pid);
         self.stopped = count(stats.iter().filter(of_core));
     }
 
-    /// Of those that have ended and have no successor the one that the fewest of its name can stand in for, and of these the first.
+    /// Of those that have ended and have no successor the one that the fewest of its name can stand in for, and of these the last.
     pub fn ended(&self) -> Option<EndedObs> {
         let peers = |ended: &Ended| count(self.known.iter().filter(|core| core.name == ended.core.name));
-        let ended = self.ended.iter().min_by_key(|ended| peers(ended))?;
+        let ended = self.ended.iter().rev().min_by_key(|ended| peers(ended))?;
         let (pid, name) = (ended.core.process.pid, ended.core.name.clone());
         Some(EndedObs { pid, name, at_ms: ended.at_ms, peers: peers(ended) })
     }
@@ -85,7 +89,7 @@ impl Cores {
     /// Who has come? Each comes in the place of one of its name and of its parent's that has ended, if there is one: an orphan that a core
     /// leaves has its name and another parent. Who came by another door (`kubectl exec`) may bring an engine of its own.
     fn meet(&mut self, stats: &[Stat], root: i32, writer: Option<i32>) {
-        let titled = |stat: &Stat| TITLES.iter().any(|title| stat.comm.starts_with(title));
+        let titled = |stat: &Stat| is_title(&stat.comm);
         if !stats.iter().any(|stat| titled(stat) || Some(stat.pid) == writer) {
             return;
         }
@@ -93,7 +97,7 @@ impl Cores {
         for stat in stats.iter().filter(|stat| stat.pid != root && !stat.ended()) {
             let process = EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks };
             let writes = Some(stat.pid) == writer;
-            if !(writes || titled(stat) && own.contains(&stat.pid))
+            if !((writes || titled(stat)) && own.contains(&stat.pid))
                 || self.known.iter().any(|core| core.process == process)
             {
                 continue;
@@ -130,6 +134,11 @@ impl Cores {
         let heads: Vec<EngineProcess> = Vec::into_iter(forgotten).map(|ended: Ended| ended.core.process).collect();
         self.ended.retain(|ended| !heads.contains(&ended.core.parent));
     }
+}
+
+/// Is this a core's title, as the kernel cuts it?
+fn is_title(comm: &str) -> bool {
+    TITLES.iter().any(|title| comm.starts_with(title))
 }
 
 fn count<T>(of: impl Iterator<Item = T>) -> u32 {

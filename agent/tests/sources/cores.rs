@@ -82,7 +82,7 @@ fn how_many_of_its_name_live_is_told_beside_it() {
     watched.fake.remove(102);
     assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((102, 2)));
     watched.fake.remove(101);
-    assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((102, 1)), "the first stays");
+    assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((101, 1)), "the last of them");
     watched.put(&child(104, 100, "sglang::detoken"));
     watched.look();
     watched.fake.remove(104);
@@ -156,6 +156,11 @@ fn the_pages_writer_is_a_core_whatever_its_name_and_the_first_process_is_not() {
     assert_eq!(watched.look_with_page_of(Some(101)), None, "it has taken its title");
     watched.fake.remove(101);
     assert_eq!(watched.look().map(|ended| ended.name), Some(CORE.to_owned()), "its page is believed no more");
+    let mut watched = Watched::new(&[child(101, 100, "python3")]);
+    watched.look_with_page_of(Some(101));
+    watched.fake.remove(101);
+    assert_eq!(watched.look().map(|ended| ended.pid), Some(101));
+    assert_eq!(watched.look_with_page_of(Some(100)), None, "a warm-up, after which the first process serves itself");
     let mut watched = Watched::new(&[]);
     watched.look_with_page_of(Some(100));
     watched.fake.put(&Process { pid: 100, session: 100, comm: "python3", state: 'Z', ..Default::default() });

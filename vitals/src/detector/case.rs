@@ -135,8 +135,11 @@ impl Detector {
         mut case: Case,
         exam: Exam,
     ) -> Said {
-        if has_died(&exam) && !case.in_startup && sight.proc.is_some_and(|proc| proc.kill_sent_ms.is_none()) {
-            case.class = StallClass::ProcessDied;
+        let killed = sight.proc.is_none_or(|proc| proc.kill_sent_ms.is_some());
+        let renamed = case.in_startup || killed || case.class == StallClass::ProcessDied;
+        if let Some(complaint) = exam.complaint.as_ref().filter(|complaint| complaint.died && !renamed) {
+            (case.class, case.engine) = (complaint.class.clone(), None);
+            case.reasons.insert(0, complaint.reason.clone());
         }
         // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
@@ -157,7 +160,7 @@ impl Detector {
         let no_kill = sight.proc.is_none_or(|p| p.kill_sent_ms.is_none() && !matches!(p.state, Some('T' | 'D' | 'Z')));
         sight.owed.is_none()
             && !case.in_startup
-            && case.class != StallClass::ProcessDied
+            && (case.class != StallClass::ProcessDied || has_peers(sight))
             && sight.frontend.is_some_and(|f| f.answers)
             && no_kill
             && !self.view(tick, sight).step_beyond_lease()
@@ -178,14 +181,15 @@ impl Detector {
 
     /// Nothing speaks against it any more. Whoever was not through with its start-up is not for that: it is watched as one that starts.
     fn release(&mut self, tick: &Tick, sight: &Sight<'_>, case: &Case, draining: bool, exam: Exam) -> Said {
-        if case.in_startup && !ready(&self.view(tick, sight)) {
+        let anew = case.class == StallClass::ProcessDied && sight.proc.is_some_and(|proc| proc.ended.is_none());
+        if anew {
+            // behind its front end, perhaps; and it may load for long
+            self.engine_restarted(tick.now_ms);
+        }
+        if (case.in_startup || anew) && !ready(&self.view(tick, sight)) {
             let said = self.starting(tick, sight, Exam { complaint: None, ..exam });
             // a fence that the case put up is not left standing where nobody sees the start-up end
             return if said.actions.is_empty() { Said { actions: &[Action::Unfence], ..said } } else { said };
-        }
-        if case.class == StallClass::ProcessDied && sight.proc.is_some_and(|proc| proc.ended.is_none()) {
-            // it begins anew behind its front end, and may load for long
-            self.engine_restarted(tick.now_ms);
         }
         self.stage = Stage::Healthy;
         let (verdict, words) = self.calm_verdict(tick, sight, draining, false);
@@ -204,7 +208,9 @@ impl Detector {
         }
         if case.class == StallClass::ProcessDied {
             // a front end without its engine answers with errors, which are bytes as well; and whoever cannot look has seen nobody come
-            return sight.proc.is_some() && !has_died(exam) && !self.signs.ended.is_missed(sight);
+            let clear = sight.proc.is_some() && !has_died(exam) && !self.signs.ended.is_missed(sight);
+            // that nobody asks them any more is no word for those that are left
+            return clear && (!has_peers(sight) || sight.delivered());
         }
         // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
         if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {
@@ -229,6 +235,11 @@ impl Detector {
             }
         }
     }
+}
+
+/// Do others of the name of the one that has ended live?
+fn has_peers(sight: &Sight<'_>) -> bool {
+    sight.ended.is_some_and(|ended| ended.peers > 0)
 }
 
 /// Has a process ended that it cannot step without?

@@ -36,11 +36,16 @@ struct Args {
     #[arg(long, default_value_t = 15)]
     failing_percent: usize,
     /// How often each burst is repeated.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = at_least_once)]
     repeat: usize,
     /// How long the fleet is left alone to see that nothing is written, in seconds.
     #[arg(long, default_value_t = 60)]
     quiet_s: u64,
+}
+
+/// No burst would be no figure, and no goal missed.
+fn at_least_once(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|times| *times > 0).ok_or_else(|| format!("{text:?} is not a number of times, 1 or more"))
 }
 
 fn main() -> ExitCode {
