@@ -67,7 +67,9 @@ impl Run {
         command.args(["--recovery-mode", "observe"]);
         command.arg("--agent-dir").arg(dir.path().join("agent"));
         command.arg("--bundle-dir").arg(dir.path().join("bundles"));
-        command.args(["--", TRUEBEAT, "engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
+        // the line of its figures is on the level that the engine's own program has, and not `truebeat`'s
+        command.args(["--", TRUEBEAT, "--log-filter", "warn,engine::cli=info"]);
+        command.args(["engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
         command.args(["--tensor-parallel", &seed.ranks.to_string()]).args((guards == "off").then_some("--lie"));
         command.arg("--cache-dir").arg(dir.path().join("cache")).arg("--model").arg(&model);
         let err = log.try_clone().unwrap();
