@@ -135,10 +135,14 @@ seeds: ## The field's five hangs on our own engine, guards off and on, in the fi
 	TRUEBEAT_SEEDS=full TRUEBEAT_SEEDS_ONLY=$(ONLY) cargo test --locked --release -p truebeat --test seeds -- --nocapture
 
 kinds = H1 H2 H3 H4 H5 H6 H7 H8 H9 H10 H11 H12 H13 S4 warm native B1 B2 B3 B4 B5 B6 B7 B8 B9 day
-rivals: build ## Everybody's rule on the recorded hangs, and on each kind of the simulated fleet: docs/rivals.txt, .svg, rivals-kinds.txt
+fleet = warm native B1 B2 B3 B4 B5 B6 B7 B8 B9 day
+rivals: build ## Everybody's rule on the recorded hangs and on the simulated fleet, in all and kind by kind: docs/rivals*.txt, .svg (10 min)
 	$(PROGRAM) replay vitals/tests/traces/*.jsonl.gz --rules all --output table --hold-hangs 900 --chart docs/rivals.svg > docs/rivals.txt
 	cargo build --release --locked -p vitals --bin sim-detector
 	target/release/sim-detector --threads 1 --hours 2000 --seed 1 --rules kinds $(kinds:%=--kind %) > docs/rivals-kinds.txt
+	rm -f target/fleet.jsonl
+	target/release/sim-detector --threads 1 --hours 10000 --seed 1 $(fleet:%=--kind %) --write-scores target/fleet.jsonl; test -s target/fleet.jsonl
+	$(PROGRAM) replay --scores target/fleet.jsonl --rules all --output table --chart docs/rivals-fleet.svg > docs/rivals-fleet.txt
 
 regenerate: ## Generated files: CRDs, install manifest, snapshots
 	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals
