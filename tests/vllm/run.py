@@ -166,9 +166,10 @@ def hang(server, kind, site, ranks, mode):
     if kind.signal and kind.signal[2] == "STOP" and mode == "fence":
         os.kill(pid, signal.SIGCONT)
     if kind.first:
-        woken(server, kind.first)
+        signalled(server, kind.first, signal.SIGCONT)
     if seen["class"] == "ProcessDied" and mode == "fence":
-        ended(server)  # as the restart that is left out would have
+        # as the restart that is left out would have: a front end whose core has died may wait for its clients for ever
+        signalled(server, ("api", 0), signal.SIGKILL)
     if os.path.exists(server.trigger):
         os.unlink(server.trigger)
     if os.path.exists(server.trigger + ".hung"):
@@ -185,18 +186,10 @@ def hang(server, kind, site, ranks, mode):
                confirm_s=seen["confirm_s"], again_s=recovered, bundle=episode["bundle"], note=note)
 
 
-def woken(server, who):
-    """It may have been killed and replaced meanwhile, and the next one stands for nobody's sake."""
+def signalled(server, who, number):
+    """It may have been killed and replaced meanwhile: then there is nobody to signal."""
     try:
-        os.kill(server.pid_of(*who), signal.SIGCONT)
-    except (Failure, ProcessLookupError):
-        pass
-
-
-def ended(server):
-    """A front end whose core has died may wait for its clients for ever."""
-    try:
-        os.kill(server.pid_of("api", 0), signal.SIGKILL)
+        os.kill(server.pid_of(*who), number)
     except (Failure, ProcessLookupError):
         pass
 

@@ -271,13 +271,9 @@ impl Detector {
 
     fn examine(&self, tick: &Tick, sight: &Sight<'_>) -> Exam {
         let view = self.view(tick, sight);
-        let exam = if self.in_startup() && !ready(&view) {
-            let mut exam = examine_startup(&view);
-            examine_ended(&view, true, &mut exam);
-            exam
-        } else {
-            examine(&view)
-        };
+        let starts = self.in_startup() && !ready(&view);
+        let mut exam = if starts { examine_startup(&view) } else { examine(&view) };
+        examine_ended(&view, starts, &mut exam);
         Exam { confirmed: matches!(self.stage, Stage::Stalled(_)), ..exam }
     }
 

@@ -7,7 +7,6 @@ mod foreign;
 mod native;
 
 use crate::deadlines;
-use crate::ended::examine_ended;
 use crate::excuse::Tick;
 use crate::leaders::ENGINES_MAX;
 use crate::observation::{GateObs, Ms, PageObs, PagePhase};
@@ -192,7 +191,6 @@ pub fn examine(view: &View<'_>) -> Exam {
     }
     foreign::scheduler(view, &mut exam);
     undelivered(view, &mut exam);
-    examine_ended(view, false, &mut exam);
     exam
 }
 

@@ -167,7 +167,7 @@ fn started_with(proc: &ProcRoot, file: &EngineFile) -> Vec<EngineProcess> {
     }
     add_descendants(&candidates, &mut found);
     let found = candidates.into_iter().filter(|stat| found.contains(&stat.pid));
-    found.map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks }).collect()
+    found.map(|stat| EngineProcess::from(&stat)).collect()
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ impl Cores {
         known.retain(|core| {
             let seen = stats.iter().find(|stat| stat.pid == core.process.pid).cloned();
             let Ok(now) = seen.map_or_else(|| proc.find(core.process.pid), |stat| Ok(Some(stat))) else { return true };
-            let lives = now.filter(|stat| stat.start_ticks == core.process.start_ticks && !stat.ended());
+            let lives = now.filter(|stat| core.process.is(stat));
             if lives.is_none() {
                 ended.push(Ended { core: core.clone(), at_ms: now_ms });
             }
@@ -95,7 +95,7 @@ impl Cores {
         }
         let own = family(stats, root);
         for stat in stats.iter().filter(|stat| stat.pid != root && !stat.ended()) {
-            let process = EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks };
+            let process = EngineProcess::from(stat);
             let writes = Some(stat.pid) == writer;
             if !((writes || titled(stat)) && own.contains(&stat.pid))
                 || self.known.iter().any(|core| core.process == process)
@@ -108,7 +108,7 @@ impl Cores {
                 self.forks.insert(id, stat.comm.clone());
                 continue;
             }
-            let parent = EngineProcess { pid: parent.pid, start_ticks: parent.start_ticks };
+            let parent = EngineProcess::from(parent);
             let place = |ended: &Ended| ended.core.name == stat.comm && ended.core.parent == parent;
             if let Some(place) = self.ended.iter().position(place) {
                 self.ended.remove(place);
@@ -120,14 +120,10 @@ impl Cores {
     /// Where its front end has ended as well, an engine has ended as a whole beneath whatever started it: one after another, or before the one
     /// that is to serve. What is left of that is for whoever watches the first process.
     fn forget_whole_engines(&mut self, proc: &ProcRoot, root: i32) {
-        let gone = |process: &EngineProcess| {
-            let found = proc.find(process.pid);
-            found.is_ok_and(|now| now.is_none_or(|stat| stat.start_ticks != process.start_ticks || stat.ended()))
-        };
         let lost: Vec<EngineProcess> = self.ended.iter().map(|ended| ended.core.process.clone()).collect();
         let (forgotten, kept) = std::mem::take(&mut self.ended).into_iter().partition(|ended| {
             let parent = &ended.core.parent;
-            parent.pid != root && !lost.contains(parent) && gone(parent)
+            parent.pid != root && !lost.contains(parent) && parent.is_gone_in(proc)
         });
         self.ended = kept;
         // and the workers of a core that is forgotten with it

@@ -17,10 +17,16 @@ pub struct EngineProcess {
     pub start_ticks: u64,
 }
 
+impl From<&Stat> for EngineProcess {
+    fn from(stat: &Stat) -> Self {
+        Self { pid: stat.pid, start_ticks: stat.start_ticks }
+    }
+}
+
 impl EngineProcess {
     /// The process that has this pid now.
     pub fn of(pid: i32) -> Option<Self> {
-        ProcRoot::live().stat(pid).map(|stat| Self { pid, start_ticks: stat.start_ticks })
+        ProcRoot::live().stat(pid).as_ref().map(Self::from)
     }
 
     /// Is it the same process still, and not a zombie?
@@ -30,10 +36,16 @@ impl EngineProcess {
 
     /// Is it known to be gone? Whoever cannot look knows nothing.
     pub fn is_gone(&self) -> bool {
-        ProcRoot::live().find(self.pid).is_ok_and(|found| found.is_none_or(|stat| !self.is(&stat)))
+        self.is_gone_in(&ProcRoot::live())
     }
 
-    fn is(&self, stat: &Stat) -> bool {
+    /// [`Self::is_gone`] over any `/proc`.
+    pub(super) fn is_gone_in(&self, proc: &ProcRoot) -> bool {
+        proc.find(self.pid).is_ok_and(|found| found.is_none_or(|stat| !self.is(&stat)))
+    }
+
+    /// Is that what is said of it, and has it not ended?
+    pub(super) fn is(&self, stat: &Stat) -> bool {
         stat.start_ticks == self.start_ticks && !stat.ended()
     }
 }
@@ -103,7 +115,7 @@ fn members_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<EngineProce
     let mut tree: Vec<EngineProcess> = all
         .iter()
         .filter(|stat| found.contains(&stat.pid) && !stat.ended() && !spared.contains(&stat.pid))
-        .map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks })
+        .map(EngineProcess::from)
         .collect();
     tree.sort_by_key(|member| (member.pid != root.pid, member.pid));
     tree

@@ -89,7 +89,7 @@ impl Registry {
 fn children() -> Vec<EngineProcess> {
     let me = i32::try_from(std::process::id()).unwrap_or(-1);
     let all = ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == me && !stat.ended());
-    all.map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks }).collect()
+    all.map(|stat| EngineProcess::from(&stat)).collect()
 }
 
 #[cfg(test)]
