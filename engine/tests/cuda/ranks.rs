@@ -24,6 +24,8 @@ use crate::wire::Wire;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const ALLOWED: Duration = Duration::from_millis(300);
+/// A rank that has not ended a step of the smallest model so long after its peer waits, and is not slow.
+const FOR_EVER: Duration = Duration::from_secs(2);
 /// Sums over ranks are taken in another order than one rank's.
 const TOLERANCE: f32 = 2e-3;
 /// And where what is summed was rounded to bf16 before, of the spread of the logits.
@@ -283,6 +285,7 @@ type Padded = (Vec<f32>, u64, Option<Stuck>);
 fn padded(fault: bool, allowed: Option<Duration>, steps: usize) -> Vec<Padded> {
     const REQUESTS: u32 = 15;
     let specs: Vec<FaultSpec> = fault.then(|| "padded-graph".parse().unwrap()).into_iter().collect();
+    let others_done = AtomicUsize::new(0);
     on_ranks(2, |team| {
         let faults = Faults::of_rank(specs.clone(), team.rank());
         faults.arm(1);
@@ -300,8 +303,14 @@ fn padded(fault: bool, allowed: Option<Duration>, steps: usize) -> Vec<Padded> {
         let batches = (0..steps).map(|pos| StepBatch::of((0..REQUESTS).map(|block| seq(block, pos)).collect()));
         // of a rank that gave up nothing counts
         let rows: Vec<_> = batches.filter_map(|batch| Some(model.forward(&batch).ok()?.rows)).collect();
-        if team.rank() == 0 && allowed.is_none() {
-            // ends the other's wait, if it waits: one that does not has no reason to look at this
+        if team.rank() == 1 {
+            others_done.store(1, Relaxed);
+        } else if allowed.is_none() {
+            // one that is merely behind still looks at what its peers say, and so must come to its end before this is said
+            let (since, patience) = (Instant::now(), if fault { FOR_EVER } else { PATIENCE });
+            while others_done.load(Relaxed) == 0 && since.elapsed() < patience {
+                std::thread::yield_now();
+            }
             team.fail(Stuck { kind: StuckKind::Loop, text: "seen".to_owned(), waited: Duration::ZERO });
         }
         (rows.concat().concat().concat(), model.programs().unwrap().refused.load(Relaxed), team.fault())
