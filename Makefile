@@ -144,8 +144,9 @@ rivals: build ## Everybody's rule on the recorded hangs and on the simulated fle
 	target/release/sim-detector --threads 1 --hours 10000 --seed 1 $(fleet:%=--kind %) --write-scores target/fleet.jsonl; test -s target/fleet.jsonl
 	$(PROGRAM) replay --scores target/fleet.jsonl --rules all --output table --chart docs/rivals-fleet.svg > docs/rivals-fleet.txt
 
-regenerate: ## Generated files: CRDs, install manifest, snapshots
+regenerate: ## Generated files: CRDs, install manifest, snapshots, made inputs of fuzz targets
 	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals
+	TRUEBEAT_REGENERATE=1 cargo test --locked -p engine --test model_fuzz -- fresh
 
 clean-cluster: ## End what an interrupted end-to-end run left behind, by recorded process id
 	cargo run --locked -p truebeat-tests --bin cluster -- down

@@ -56,24 +56,24 @@ const CHAT: &str = r#"[{"role": "user", "content": "count: 1 é"}, {"role": "ass
 
 /// A GGUF file: it is refused, or a tokenizer, a template and a model come of it.
 pub fn gguf_model(data: &[u8]) {
-    file_loads(data);
+    file_refusals(data);
 }
 
 /// Files of a folder, a zero byte between them, the last ones the headers of its weights, which are all zero.
 pub fn model_folder(data: &[u8]) {
-    folder_loads(data);
+    folder_refusals(data);
 }
 
-/// Whether a GGUF file of these bytes is whole: its model runs, and its template prints a chat.
-pub fn file_loads(data: &[u8]) -> bool {
+/// What is refused of a GGUF file of these bytes, and why. Nothing: it is whole, its model runs, and its template prints a chat.
+pub fn file_refusals(data: &[u8]) -> Vec<String> {
     Place::with(|place| {
         let path = place.join("m.gguf");
-        fs::write(&path, data).is_ok() && loads(&path, data)
+        if fs::write(&path, data).is_ok() { refusals(&path, data) } else { no_place() }
     })
 }
 
-/// Whether a folder of these files is whole, as above.
-pub fn folder_loads(data: &[u8]) -> bool {
+/// What is refused of a folder of these files, as above.
+pub fn folder_refusals(data: &[u8]) -> Vec<String> {
     Place::with(|place| {
         let mut parts = data.splitn(FILES.len() + SHARDS_MAX, |byte| *byte == 0);
         let files: Vec<(&str, &[u8])> =
@@ -87,29 +87,44 @@ pub fn folder_loads(data: &[u8]) -> bool {
             (!sharded && shard > 0) || fs::write(place.join(name), bytes).is_ok()
         });
         let templates = files.iter().filter(|(name, _)| TEMPLATES.contains(name)).map(|(_, part)| *part);
-        written && weights && loads(place, &templates.collect::<Vec<_>>().concat())
+        if written && weights { refusals(place, &templates.collect::<Vec<_>>().concat()) } else { no_place() }
     })
 }
 
+fn no_place() -> Vec<String> {
+    vec!["this machine has no place for files".to_owned()]
+}
+
 /// `templates`: what holds them, if there are any.
-fn loads(path: &Path, templates: &[u8]) -> bool {
-    let (tokenizer, template) = (Tokenizer::from_dir(path), ChatTemplate::from_dir(path));
-    if let Ok(tokenizer) = &tokenizer {
-        let tokens = tokenizer.encode("count: 1 é", true);
-        let _ = tokens.map(|tokens| tokenizer.decode(&tokens, false));
+fn refusals(path: &Path, templates: &[u8]) -> Vec<String> {
+    let mut refused = Vec::new();
+    match Tokenizer::from_dir(path) {
+        Ok(tokenizer) => {
+            let tokens = tokenizer.encode("count: 1 é", true);
+            let _ = tokens.map(|tokens| tokenizer.decode(&tokens, false));
+        }
+        Err(error) => refused.push(error.to_string()),
     }
-    let printed = template.is_ok_and(|template| template.is_none_or(|template| tame(templates) && prints(&template)));
+    match ChatTemplate::from_dir(path) {
+        Ok(None) => (),
+        Ok(Some(template)) if tame(templates) => refused.extend(prints(&template).err()),
+        Ok(Some(_)) => refused.push("the template could grow beyond any memory".to_owned()),
+        Err(error) => refused.push(error.to_string()),
+    }
     let options = LoadOptions { threads: Some(1), ..LoadOptions::default() };
     let mut before = 0;
     let model = load_model_with(path, &options, &mut |done, total| {
         assert!(before <= done && done <= total, "{before}, then {done} of {total}");
         before = done;
     });
-    let ran = model.is_ok_and(|mut model| {
-        assert!(model.info().vocab_size > 0 && model.info().seq_len_max > 0);
-        runs(model.as_mut())
-    });
-    tokenizer.is_ok() && printed && ran
+    match model {
+        Ok(mut model) => {
+            assert!(model.info().vocab_size > 0 && model.info().seq_len_max > 0);
+            refused.extend(runs(model.as_mut()).err());
+        }
+        Err(error) => refused.push(error.to_string()),
+    }
+    refused
 }
 
 /// Whether a template, wherever in these bytes it is, can be rendered in this process.
@@ -126,8 +141,8 @@ fn tame(bytes: &[u8]) -> bool {
     loops <= 2 * LOOPS_MAX && !GROWS.iter().any(|word| source.contains(word))
 }
 
-fn prints(template: &ChatTemplate) -> bool {
-    let Ok(messages) = CHAT.parse() else { return false };
+fn prints(template: &ChatTemplate) -> Result<(), String> {
+    let messages = CHAT.parse().map_err(|error| format!("{error}"))?;
     let input = ChatInput {
         messages: &messages,
         tools: None,
@@ -135,33 +150,31 @@ fn prints(template: &ChatTemplate) -> bool {
         extra: None,
         now: Default::default(),
     };
-    template.render(input).is_ok()
+    template.render(input).map(drop).map_err(|error| error.to_string())
 }
 
 /// A step of a token or two: it is refused, or every row that was asked for is there.
-fn runs(model: &mut dyn Model) -> bool {
+fn runs(model: &mut dyn Model) -> Result<(), String> {
     let (vocab_size, seq_len_max) = (model.info().vocab_size, model.info().seq_len_max);
-    if model.allocate_kv(KvShape { num_blocks: 1, block_size: 4 }).is_err() {
-        return false;
-    }
+    model.allocate_kv(KvShape { num_blocks: 1, block_size: 4 }).map_err(|error| error.to_string())?;
     let tokens: Vec<u32> = (0..seq_len_max.min(2)).map(|at| u32::from(at < vocab_size && at > 0)).collect();
     let rows_wanted = tokens.len();
     let seq = SeqInput { tokens, start_pos: 0, block_table: vec![0], logits: LogitsWanted::All };
-    let Ok(logits) = model.forward(&StepBatch::of(vec![seq])) else { return false };
+    let logits = model.forward(&StepBatch::of(vec![seq])).map_err(|error| error.to_string())?;
     let lens: Vec<usize> = logits.rows.iter().flatten().map(Vec::len).collect();
     assert_eq!(lens, vec![vocab_size; rows_wanted], "rows of logits, each of the whole vocabulary");
-    true
+    Ok(())
 }
 
 /// A directory of its own, empty at each use.
 struct Place(PathBuf);
 
 impl Place {
-    /// False where this machine has no place for files; then there is nothing to load either.
-    fn with(run: impl FnOnce(&Path) -> bool) -> bool {
+    /// Where this machine has no place for files there is nothing to load either.
+    fn with(run: impl FnOnce(&Path) -> Vec<String>) -> Vec<String> {
         let name = format!("truebeat-fuzz-model-{}-{:?}", std::process::id(), std::thread::current().id());
         let place = Self(std::env::temp_dir().join(name));
-        fs::create_dir_all(&place.0).is_ok() && run(&place.0)
+        if fs::create_dir_all(&place.0).is_ok() { run(&place.0) } else { no_place() }
     }
 }
 
