@@ -175,7 +175,8 @@ impl QueuedModel {
         let theirs = Duration::from_nanos(forgiven.saturating_sub(line.forgiven));
         let tids = [vec![self.queue.tid()], (self.threads)()].concat();
         let passed = waited.saturating_sub(line.waited);
-        let held_up = line.run_queues.held_up(&tids, passed, self.turns.as_ref()) + theirs;
+        // ranks' threads are among both: a step is as late as its unluckiest thread, and no later
+        let held_up = line.run_queues.held_up(&tids, passed, self.turns.as_ref()).max(theirs);
         // whoever looks at the page counts pauses of this thread too, and the step with all its layers
         let told = line.told.of(held_up, passed);
         patience.forgive(line.ours.of(held_up, looked.saturating_sub(line.looked)));

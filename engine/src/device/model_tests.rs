@@ -60,16 +60,27 @@ fn seen(
     helpers: Vec<u64>,
     held_up: impl Fn(u64) -> Option<Duration> + Send + Sync + 'static,
 ) -> (Result<StepLogits, ModelError>, Duration) {
-    let (name, arch) = ("late".to_owned(), "llama".to_owned());
-    let info = ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, eos_token_ids: vec![], bos_token_id: None };
-    let late = Late { info, forgiven: Pulse::default(), takes, part, helpers };
-    let mut model = QueuedModel::new(Box::new(late), Faults::default()).unwrap();
     let began = std::time::Instant::now();
-    model.turns = Arc::new(move |tid| {
+    let turns = move |tid| {
         let held_up = held_up(tid)?;
         // who is not held up runs all the time
         Some(Turns { ran: began.elapsed().saturating_sub(held_up), held_up, wants: true })
-    });
+    };
+    told(Late { info: info(), forgiven: Pulse::default(), takes, part, helpers }, turns)
+}
+
+fn info() -> ModelInfo {
+    let (name, arch) = ("late".to_owned(), "llama".to_owned());
+    ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, eos_token_ids: vec![], bos_token_id: None }
+}
+
+/// A step of this model, of whose threads that is known; and how much of its time the step said that it was held up.
+fn told(
+    late: Late,
+    turns: impl Fn(u64) -> Option<Turns> + Send + Sync + 'static,
+) -> (Result<StepLogits, ModelError>, Duration) {
+    let mut model = QueuedModel::new(Box::new(late), Faults::default()).unwrap();
+    model.turns = Arc::new(turns);
     model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
     let mut told = Duration::ZERO;
     let result = model.step(&StepBatch::default(), &mut |sign| match sign {
@@ -99,6 +110,27 @@ fn a_helper_that_does_not_get_the_processor_is_forgiven_and_told_of() {
         matches!(none, Err(ModelError::Stuck(_))) && told == Duration::ZERO,
         "nobody waits for that thread: {none:?}"
     );
+}
+
+/// Of a rank that is late hears whoever waits for it in a collective, and whoever looks at its thread.
+#[test]
+fn a_ranks_wait_in_line_that_is_seen_from_two_sides_counts_once() {
+    const RANK: u64 = 77;
+    const LATE: Duration = Duration::from_millis(10);
+    let (forgiven, looks) = (Pulse::default(), Arc::new(std::sync::atomic::AtomicU32::new(0)));
+    let late = Late { info: info(), forgiven: forgiven.clone(), takes: ALLOWED, part: 0.0, helpers: vec![RANK] };
+    let seen = looks.clone();
+    let (step, told) = told(late, move |tid| {
+        let held_up = LATE * if tid == RANK { seen.fetch_add(1, Relaxed) + 1 } else { 0 };
+        if tid == RANK {
+            forgiven.store(held_up.as_nanos() as u64, Relaxed);
+        }
+        // who is not known to run is in no line
+        Some(Turns { ran: Duration::ZERO, held_up, wants: false })
+    });
+    assert!(step.is_ok(), "{step:?}");
+    let looks = looks.load(Relaxed);
+    assert!(looks > 1 && told == LATE * (looks - 1), "{looks} looks: {told:?}");
 }
 
 #[test]
