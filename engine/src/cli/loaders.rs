@@ -9,7 +9,7 @@ use crate::codec::HfCodec;
 use crate::core::{CoreConfig, LoadFailure, Loaded, Loader};
 use crate::fault::Faults;
 use crate::model::{LoadOptions, LoadProgress, Model, load_model_with, longest_sequence};
-use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel, PlanLimits};
+use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel, PlanLimits, RANK_THREADS_MAX};
 use crate::scheduler::plan::CHUNK_TOKENS_MIN;
 use crate::speculation::SpeculationSpec;
 use crate::start::CacheOptions;
@@ -120,7 +120,7 @@ fn load_draft(
 }
 
 pub(super) fn threads_of_rank(ranks: u32) -> usize {
-    let all = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
+    let all = std::thread::available_parallelism().map_or(1, |n| n.get().min(RANK_THREADS_MAX));
     (all / ranks.max(1) as usize).max(1)
 }
 

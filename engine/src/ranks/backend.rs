@@ -27,7 +27,14 @@ pub struct RankWeight<W> {
 
 impl<B: Backend> RankBackend<B> {
     pub fn new(inner: B, team: Arc<Team>) -> Self {
-        team.helped_by(inner.helpers());
+        let untold = team.helped_by(inner.helpers());
+        if untold > 0 {
+            tracing::warn!(
+                rank = team.rank(),
+                untold,
+                "more threads than other ranks can be told of: a step that waits for these is not forgiven"
+            );
+        }
         Self { inner, team }
     }
 

@@ -20,6 +20,8 @@ const HEAD_WORDS: usize = 16;
 const RANK_WORDS: usize = 96;
 const HELPERS_AT: usize = 16;
 const TEXT_AT: usize = 32;
+/// Threads of a rank, beside the one that takes part in collectives, that the others can be told of.
+pub const HELPERS_MAX: usize = TEXT_AT - HELPERS_AT;
 const TEXT_BYTES_MAX: usize = (RANK_WORDS - TEXT_AT) * 8;
 
 /// Words of the head.

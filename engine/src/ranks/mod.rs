@@ -29,5 +29,7 @@ pub use worker::{WorkerConfig, WorkerError, run_worker};
 
 /// Ranks of one engine.
 pub const RANKS_MAX: usize = 16;
+/// Threads of a rank, every one of which the others know.
+pub const RANK_THREADS_MAX: usize = layout::HELPERS_MAX;
 /// Ranks that load say so at least this often, one of them.
 pub const LOAD_SILENCE_MAX: Duration = Duration::from_secs(60);

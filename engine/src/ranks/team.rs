@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::layout::{CHUNK_WORDS, Layout, Word};
+use super::layout::{CHUNK_WORDS, HELPERS_MAX, Layout, Word};
 use super::witness::{PEER_LOOK, Witness};
 use crate::model::{Pulse, StepTerms};
 use crate::stuck::{Stuck, StuckKind};
@@ -178,10 +178,13 @@ impl Team {
         }
     }
 
-    /// These threads compute parts of this rank's steps: whoever waits for the rank waits for them, too.
-    pub(super) fn helped_by(&self, helpers: Tids) {
+    /// These threads compute parts of this rank's steps: whoever waits for the rank waits for them, too. Gives how many of them the others
+    /// cannot be told of.
+    pub(super) fn helped_by(&self, helpers: Tids) -> usize {
+        let untold = helpers.len().saturating_sub(HELPERS_MAX);
         // told once, by whoever computes
         drop(self.helpers.set(helpers));
+        untold
     }
 
     /// The threads that whoever waits for these ranks waits for, as `/proc` knows them; 0: not known.

@@ -179,3 +179,16 @@ fn who_waits_for_a_step_knows_the_helpers_of_all_ranks_and_the_threads_of_the_ot
     helped.sort_unstable();
     assert_eq!(waited_for(3), helped);
 }
+
+#[test]
+fn helpers_that_the_others_cannot_be_told_of_are_told_of_here() {
+    let helped_by = |helpers: u64| {
+        let (team, _file) = Team::create(1).unwrap();
+        let untold = team.helped_by((1..=helpers).map(AtomicU64::new).collect());
+        team.this_thread_takes_part();
+        (untold, team.threads_of(&[0]).into_iter().skip(1).filter(|tid| *tid != 0).collect::<Vec<_>>())
+    };
+    let most = HELPERS_MAX as u64;
+    assert_eq!(helped_by(most), (0, (1..=most).collect()));
+    assert_eq!(helped_by(most + 3), (3, (1..=most).collect()));
+}
