@@ -49,7 +49,7 @@ const fn but(path: &'static str, what: &'static str, why: &'static str) -> Excep
     Exception { path, what, why }
 }
 
-const EXCEPTIONS: [Exception; 32] = [
+const EXCEPTIONS: [Exception; 33] = [
     but("engine/src/waits.rs", "spin_loop", "the one way to wait: its caller asks whether time is up"),
     but("engine/src/waits.rs", "yield_now", "as above"),
     but("engine/src/waits.rs", "park_timeout", "as above"),
@@ -68,6 +68,11 @@ const EXCEPTIONS: [Exception; 32] = [
     but("engine/src/stack_dump.rs", "sleep", "a rest of the dump thread, which nobody waits for"),
     but("engine/src/stack_dump/capture.rs", "sleep", "gives up after the time that it is given"),
     but("engine/src/backend/cuda/open.rs", "sleep", "`awaited` gives up after its time"),
+    but(
+        "engine/src/ranks/heart.rs",
+        "sleep",
+        "between two looks of a thread beside the engine, which nobody waits for",
+    ),
     but("engine/src/start/mod.rs", "sleep", "between two looks at a lease, which is taken over from a silent owner"),
     but(
         "engine/src/handle.rs",

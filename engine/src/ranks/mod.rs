@@ -10,6 +10,7 @@ use std::time::Duration;
 mod backend;
 mod blame;
 mod fleet;
+mod heart;
 mod layout;
 mod leader;
 mod peer;

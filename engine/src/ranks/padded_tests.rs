@@ -34,7 +34,8 @@ fn ranks<T>(fault: bool, lead: impl FnOnce(&mut LeaderModel, &Team) -> T) -> (T,
         let path = &path;
         let worker = scope.spawn(move || {
             let faults = Faults::of_rank(specs, 1);
-            let (mut model, heart) = (load(path, &second, faults.clone()), Heart::new(None, Arc::default()));
+            let (mut model, heart) =
+                (load(path, &second, faults.clone()), RankHeart::new(Heart::new(None, Arc::default())));
             let (tally, parent) = (Tally::default(), getppid().as_raw());
             Worker { team: second, heart, faults, tally, parent }.serve(model.as_mut())
         });

@@ -13,6 +13,7 @@ use nix::unistd::{Pid, getppid};
 use thiserror::Error;
 
 use super::fleet::RankOf;
+use super::heart::RankHeart;
 use super::leader::launch;
 use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
@@ -40,6 +41,8 @@ pub enum WorkerError {
     Orphan { rank: usize },
     #[error("rank {rank}: its page cannot be made")]
     Page { rank: usize, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("rank {rank}: the thread beside its heart cannot be started")]
+    Thread { rank: usize, source: std::io::Error },
     #[error("rank {rank}: its share of the model cannot be loaded")]
     Load { rank: usize, source: LoadError },
     #[error("rank {rank}: the KV cache could not be allocated")]
@@ -84,7 +87,8 @@ pub fn run_worker(config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
     }
     let team = config.of.join().map_err(|source| WorkerError::Join { rank, source })?;
     let team = Arc::new(team);
-    let heart = Heart::new(page(config, rank, world)?, Arc::default());
+    let heart = RankHeart::new(Heart::new(page(config, rank, world)?, Arc::default()));
+    heart.look_after(team.clone()).map_err(|source| WorkerError::Thread { rank, source })?;
     let faults = Faults::of_rank(config.faults.clone(), rank);
     let worker = Worker { team: team.clone(), heart, faults, tally: Tally::default(), parent: leader };
     worker.run(config).inspect_err(|error| {
@@ -107,7 +111,7 @@ fn page(config: &WorkerConfig<'_>, rank: usize, world: usize) -> Result<Option<W
 
 struct Worker {
     team: Arc<Team>,
-    heart: Heart,
+    heart: RankHeart,
     faults: Faults,
     tally: Tally,
     parent: i32,
@@ -130,7 +134,8 @@ impl Worker {
         let device = config.device.clone();
         let options = LoadOptions { threads, team, cache, eager, head, faults, device, ..LoadOptions::default() };
         let mut progress = |done, total| {
-            stage.publish(&mut self.heart, done, total, LOAD_LEASE);
+            // who has the heart and stands still is found out by the first step
+            drop(self.heart.with(|heart| stage.publish(heart, done, total, LOAD_LEASE)));
             self.team.loading(done, total);
         };
         let mut model = load_model_with(config.model, &options, &mut progress)
@@ -153,9 +158,9 @@ impl Worker {
         match order {
             Order::Allocate(shape) => {
                 let rank = self.team.rank();
-                self.heart.warming_up(0, ALLOCATE_MAX);
+                self.heart.with(|heart| heart.warming_up(0, ALLOCATE_MAX))?;
                 model.allocate_kv(shape).map_err(|source| WorkerError::Cache { rank, source })?;
-                self.heart.warming_up(1, ALLOCATE_MAX);
+                self.heart.with(|heart| heart.warming_up(1, ALLOCATE_MAX))?;
                 self.team.allow(Some(ALLOCATE_MAX));
                 Ok(self.team.agree(step, 0)?)
             }
@@ -168,7 +173,7 @@ impl Worker {
         let rank = self.team.rank();
         let mut patience = Patience::dozing(None);
         let mut beaten = Instant::now();
-        self.heart.resting(&self.tally, false);
+        self.heart.with(|heart| heart.resting(&self.tally, false))?;
         while self.team.layout().step().load(Ordering::Acquire) < step {
             if self.team.layout().stop().load(Ordering::Acquire) != 0 {
                 return Ok(None);
@@ -176,7 +181,7 @@ impl Worker {
             patience.turn();
             if beaten.elapsed() >= REST {
                 beaten = Instant::now();
-                self.heart.resting(&self.tally, false);
+                self.heart.with(|heart| heart.resting(&self.tally, false))?;
                 if getppid() != Pid::from_raw(self.parent) {
                     return Err(WorkerError::Orphan { rank });
                 }
@@ -203,22 +208,27 @@ impl Worker {
         model.terms(terms);
         let (began, pass) = (Instant::now(), batch.pass);
         if terms.warms {
-            self.heart.warming_up(step, WARM_UP_MAX);
+            self.heart.with(|heart| heart.warming_up(step, WARM_UP_MAX))?;
         } else {
-            self.heart.step_begins(&terms.shape, &self.tally);
+            // as on the first rank: who waits for ever forgives nobody
+            let forgives = if terms.allowed.is_some() { step } else { 0 };
+            self.heart.in_step(forgives, |heart| heart.step_begins(&terms.shape, &self.tally))?;
         }
         let result = launch(&self.team, (step, hash(&batch)), || self.compute(model, &batch));
-        if let Some(counts) = model.programs() {
-            self.heart.ran_by(counts.last_key.load(Ordering::Relaxed));
+        let program = model.programs();
+        if let Some(counts) = &program {
             self.team.refused(counts.refused.load(Ordering::Relaxed));
         }
-        if terms.warms {
-            self.heart.warmed_up(&terms.shape, began.elapsed());
-        } else if pass == Pass::Model {
-            // a guess is a part of the first rank's step: who counted it would be ahead of the others
-            self.heart.follow(terms.steps_completed);
-            self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
-        }
+        self.heart.in_step(0, |heart| {
+            program.iter().for_each(|counts| heart.ran_by(counts.last_key.load(Ordering::Relaxed)));
+            if terms.warms {
+                heart.warmed_up(&terms.shape, began.elapsed());
+            } else if pass == Pass::Model {
+                // a guess is a part of the first rank's step: who counted it would be ahead of the others
+                heart.follow(terms.steps_completed);
+                heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
+            }
+        })?;
         match result {
             Err(ModelError::Stuck(stuck)) => Err(stuck.into()),
             // a batch that is refused is refused by every rank alike, and the first one answers for it

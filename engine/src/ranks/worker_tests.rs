@@ -6,6 +6,7 @@ use heartbeat::page::Phase;
 use super::*;
 use crate::beat::{BeatBoard, StepShape};
 use crate::model::{KvShape, LogitsWanted, ModelInfo, SeqInput, StepLogits};
+use crate::waits::Turns;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -60,9 +61,9 @@ fn batch(token: u32) -> StepBatch {
 fn obeys(order: Order, first: impl FnOnce(&Team) + Send) -> (Worker, Arc<BeatBoard>) {
     let (leader, file) = Team::create(2).unwrap();
     let board = Arc::new(BeatBoard::default());
-    let (team, heart) = (Arc::new(Team::join(&file, 1, 2).unwrap()), Heart::new(None, board.clone()));
+    let team = Arc::new(Team::join(&file, 1, 2).unwrap());
     let mut model = Sums::new(team.clone(), 0, None);
-    let mut worker = Worker { team, heart, faults: Faults::default(), tally: Tally::default(), parent: 0 };
+    let mut worker = worker(team, board.clone());
     std::thread::scope(|scope| {
         scope.spawn(move || {
             leader.allow(Some(PATIENCE));
@@ -71,6 +72,11 @@ fn obeys(order: Order, first: impl FnOnce(&Team) + Send) -> (Worker, Arc<BeatBoa
         worker.obey(&mut model, 1, order).unwrap();
     });
     (worker, board)
+}
+
+fn worker(team: Arc<Team>, board: Arc<BeatBoard>) -> Worker {
+    let heart = RankHeart::new(Heart::new(None, board));
+    Worker { team, heart, faults: Faults::default(), tally: Tally::default(), parent: 0 }
 }
 
 #[test]
@@ -106,6 +112,57 @@ fn an_allocation_is_told_with_a_lease_and_its_agreement_has_a_deadline() {
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.work_done), (Phase::WarmUp, 1));
     assert!(u128::from(beat.lease_ms) >= ALLOCATE_MAX.as_millis(), "{beat:?}");
+}
+
+/// A model whose step lasts until the page gives it a longer lease, or for too long.
+struct Lasting {
+    info: ModelInfo,
+    board: Arc<BeatBoard>,
+    lease_ms: u32,
+}
+
+impl Model for Lasting {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, _: KvShape) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn forward(&mut self, _: &StepBatch) -> Result<StepLogits, ModelError> {
+        let (began, lease_ms) = (Instant::now(), || self.board.load().unwrap().beat.lease_ms);
+        let first_ms = lease_ms();
+        while lease_ms() == first_ms && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.lease_ms = lease_ms().saturating_sub(first_ms);
+        Ok(StepLogits::default())
+    }
+}
+
+/// One of the first rank's helpers is in line all the time, and every rank waits for it.
+#[test]
+fn a_step_that_waits_for_a_thread_in_line_has_longer_on_the_page_of_a_worker_too() {
+    const HELPER: u64 = 77;
+    let (leader, file) = Team::create(2).unwrap();
+    let (team, board) = (Arc::new(Team::join(&file, 1, 2).unwrap()), Arc::<BeatBoard>::default());
+    leader.layout().helpers(0)[0].store(HELPER, Ordering::Relaxed);
+    let mut worker = worker(team.clone(), board.clone());
+    let turns = |tid| (tid == HELPER).then_some(Turns { ran: Duration::ZERO, held_up: Duration::ZERO, wants: true });
+    worker.heart.look_by(team.clone(), Arc::new(turns)).unwrap();
+    let mut model = Lasting { info: Sums::new(team, 0, None).info, board: board.clone(), lease_ms: 0 };
+    let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
+    let terms = StepTerms { allowed: Some(PATIENCE), shape, ..StepTerms::default() };
+    let (batch, plan) = (batch(1), hash(&batch(1)));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            leader.allow(Some(PATIENCE));
+            leader.agree(1, plan).unwrap();
+        });
+        worker.obey(&mut model, 1, Order::Step { terms, batch }).unwrap();
+    });
+    assert!(model.lease_ms > 0, "it never was");
 }
 
 #[test]
