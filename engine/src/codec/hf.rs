@@ -92,3 +92,36 @@ impl TextStream for StreamDecoder {
         Ok(text.unwrap_or_default())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Hermes's marks as tokens that a text leaves out, as some models have them: calls are looked for between them.
+    #[test]
+    fn marks_of_calls_that_are_special_tokens_are_one_token_each_and_show_where_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let marks = [(2, "<tool_call>"), (3, "</tool_call>")];
+        let added = marks.map(|(id, mark)| {
+            json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        });
+        let tokenizer = json!({"version": "1.0", "added_tokens": added, "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": false},
+            "model": {"type": "BPE", "vocab": {"{": 0, "}": 1}, "merges": []}});
+        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let codec = HfCodec::from_dir(dir.path()).unwrap();
+        for (id, mark) in marks {
+            assert_eq!(codec.encode(mark, false).unwrap(), [id]);
+            assert!(codec.is_special(id));
+        }
+        let said = |special| {
+            let mut stream = codec.stream_after(&[0], special);
+            let pieces: String = [2, 0, 1, 3].map(|id| stream.push(id).unwrap()).concat();
+            pieces + &stream.finish().unwrap()
+        };
+        assert_eq!((said(true).as_str(), said(false).as_str()), ("<tool_call>{}</tool_call>", "{}"));
+    }
+}
