@@ -30,6 +30,36 @@ pub struct Run {
     dir: tempfile::TempDir,
 }
 
+/// How a rank's threads look.
+#[derive(Debug)]
+pub struct Look {
+    pub rank: u32,
+    threads: Vec<(char, String)>,
+}
+
+impl Look {
+    /// A letter for each thread.
+    pub fn states(&self) -> String {
+        self.threads.iter().map(|(state, _)| *state).collect()
+    }
+
+    /// What runs is in no call of the kernel. (One that does not say where a thread is says nothing of it.)
+    pub fn burns_outside_the_kernel(&self) -> bool {
+        self.threads.iter().all(|(state, wchan)| *state != 'R' || wchan == "0" || wchan.is_empty())
+    }
+
+    /// It is neither stopped nor gone, nor waits for a disk.
+    pub fn sleeps_or_looks(&self) -> bool {
+        !self.threads.is_empty() && self.threads.iter().all(|(state, _)| matches!(state, 'S' | 'R'))
+    }
+}
+
+impl std::fmt::Display for Look {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}:{}", self.rank, self.states())
+    }
+}
+
 /// What the agent says.
 pub struct Verdict {
     pub verdict: String,
@@ -71,6 +101,7 @@ impl Run {
         command.args(["--", TRUEBEAT, "--log-filter", "warn,engine::cli=info"]);
         command.args(["engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
         command.args(["--tensor-parallel", &seed.ranks.to_string()]).args((guards == "off").then_some("--lie"));
+        command.args(seed.more);
         command.arg("--cache-dir").arg(dir.path().join("cache")).arg("--model").arg(&model);
         let err = log.try_clone().unwrap();
         let supervisor = command.stdin(Stdio::null()).stdout(log).stderr(err).spawn().unwrap();
@@ -113,16 +144,15 @@ impl Run {
         })
     }
 
-    /// States of each rank's threads: engine and, once it is there, device of the first one, engine of the others.
-    pub fn rank_states(&self) -> Vec<String> {
+    /// Each rank's threads as the kernel sees them: engine and, once it is there, device of the first one, engine of the others.
+    pub fn rank_looks(&self) -> Vec<Look> {
         let pages = self.page_dir();
-        let rank = |rank| {
+        let look = |rank| {
             let pid = heartbeat::Reader::open(&pages, rank).read().ok()?.identity.pid;
             let threads: &[&str] = if rank == 0 { &["engine", "device"] } else { &["engine"] };
-            let states: String = threads.iter().filter_map(|thread| thread_state(pid, thread)).collect();
-            Some(format!("{rank}:{states}"))
+            Some(Look { rank, threads: threads.iter().filter_map(|thread| state_and_wchan(pid, thread)).collect() })
         };
-        (0..RANKS_MAX).filter_map(rank).collect()
+        (0..RANKS_MAX).filter_map(look).collect()
     }
 
     /// The start-up phase, or the lack of one, of each rank whose process lives.
@@ -199,9 +229,12 @@ pub fn load_per_processor() -> f64 {
     load / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }
 
-fn thread_state(pid: u32, thread: &str) -> Option<char> {
+/// The state of a thread, and where in the kernel it waits; "0": it does not.
+fn state_and_wchan(pid: u32, thread: &str) -> Option<(char, String)> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let named = |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == thread);
-    let stat = std::fs::read_to_string(tasks.into_iter().find(named)?.join("stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
+    let task = tasks.into_iter().find(named)?;
+    let stat = std::fs::read_to_string(task.join("stat")).ok()?;
+    let wchan = std::fs::read_to_string(task.join("wchan")).unwrap_or_default();
+    Some((stat.rsplit_once(") ")?.1.chars().next()?, wchan))
 }
