@@ -17,11 +17,12 @@ const WARM_UP: Duration = Duration::from_secs(8);
 const RECOVERY_MAX: Duration = Duration::from_secs(400);
 const GOAL_P99_S: f64 = 5.0;
 
-/// What became of one freeze, in seconds.
+/// What became of one freeze, in seconds, and the detector's first words, which name the silence that it allowed.
 struct Freeze {
     to_fence: f64,
     fence_to_confirm: f64,
     to_serving: f64,
+    reason: String,
 }
 
 /// Freezes the server `count` times; true when the goal is met.
@@ -52,9 +53,9 @@ async fn freeze_often(stage: &mut Stage, count: u32) -> anyhow::Result<Vec<Freez
     for number in 1..=count {
         tokio::time::sleep(WARM_UP).await;
         let freeze = one_freeze(stage).await.with_context(|| format!("freeze {number} of {count}"))?;
-        let Freeze { to_fence, fence_to_confirm, to_serving } = freeze;
+        let Freeze { to_fence, fence_to_confirm, to_serving, reason } = &freeze;
         eprintln!(
-            "freeze {number}/{count}: fenced after {to_fence:.2} s, confirmed {fence_to_confirm:.2} s later, serving after {to_serving:.2} s"
+            "freeze {number}/{count}: fenced after {to_fence:.2} s, confirmed {fence_to_confirm:.2} s later, serving after {to_serving:.2} s ({reason})"
         );
         frozen.push(freeze);
     }
@@ -75,6 +76,7 @@ async fn one_freeze(stage: &Stage) -> anyhow::Result<Freeze> {
                 to_fence: seconds(injected, fenced),
                 fence_to_confirm: seconds(fenced, at(&episode.confirmed_at, "confirmation")?),
                 to_serving: seconds(injected, at(&episode.serving_at, "recovery")?),
+                reason: episode.reasons.last().cloned().context("it has no reason")?,
             });
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
