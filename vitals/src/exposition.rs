@@ -49,6 +49,16 @@ impl Exposition {
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Sample> + 'a {
         self.samples.iter().filter(move |sample| sample.name == name)
     }
+
+    /// In words, what of the page could not be read; `None`: it was read whole.
+    pub fn fault(&self) -> Option<String> {
+        let first = self.first_error.map(|(line, wrong)| format!("line {line}: {wrong} ({} such lines)", self.errors));
+        let rest = self
+            .truncated
+            .then(|| format!("what is beyond {} samples, or the cap in bytes, was not read", self.samples.len()));
+        let both: Vec<String> = first.into_iter().chain(rest).collect();
+        (!both.is_empty()).then(|| both.join("; "))
+    }
 }
 
 /// Labels of one sample; a line with more is an error. What engines write has fewer than forty.
@@ -261,7 +271,8 @@ mod tests {
         let page = parse("good 1\nbad\nx{a=\"1} 2\n9x 1\nx{a=1} 2\ny 1 2 3\nz one\n", Limits::default());
         assert_eq!(page.samples.len(), 1);
         assert_eq!(page.errors, 6);
-        assert_eq!(page.first_error.map(|(line, _)| line), Some(2));
+        assert_eq!(page.fault().as_deref(), Some("line 2: no value (6 such lines)"));
+        assert_eq!(parse("good 1\n", Limits::default()).fault(), None);
     }
 
     #[test]

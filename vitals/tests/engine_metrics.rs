@@ -185,6 +185,36 @@ fn g03_values_that_make_no_sense_are_unknown_and_series_that_come_twice_count_on
     assert_eq!(mapped(half).running, None, "a sum with a hole is no sum");
 }
 
+/// What is not linear in the page takes hours for these.
+#[test]
+fn g03_a_page_of_a_million_samples_labels_or_nonsense_costs_its_length_and_is_told() {
+    const MANY: usize = 1_000_000;
+    let limits = Limits { bytes_max: usize::MAX, samples_max: 8_192 };
+    let known = "vllm:num_requests_running 3\n";
+    let labels: String = (0..MANY).map(|label| format!("l{label}=\"\",")).collect();
+    let escapes = "\\\"".repeat(MANY);
+    let too_much = "what is beyond 8192 samples, or the cap in bytes, was not read";
+    for (what, page, kept, fault) in [
+        ("samples that mean nothing", "a 1\n".repeat(MANY), 1, None),
+        ("samples that mean something", "vllm:num_requests_waiting 1\n".repeat(MANY), 8_192, Some(too_much)),
+        ("labels of one", format!("x{{{labels}}} 1\n"), 1, Some("line 2: too many labels (1 such lines)")),
+        ("escapes in one label", format!("x{{a=\"{escapes}\"}} 1\n"), 1, None),
+        (
+            "a label without an end",
+            format!("x{{a=\"{escapes}"),
+            1,
+            Some("line 2: a label value without an end (1 such lines)"),
+        ),
+        ("blanks", format!("x{}1\n", " ".repeat(MANY)), 1, None),
+        ("braces", format!("x{}\n", "{".repeat(MANY)), 1, Some("line 2: a label without a value (1 such lines)")),
+        ("nonsense", "?\n".repeat(MANY), 1, Some("line 2: no metric name (1000000 such lines)")),
+    ] {
+        let page = parse_where(&format!("{known}{page}"), limits, is_known);
+        assert_eq!((page.samples.len(), page.fault().as_deref()), (kept, fault), "{what}");
+        assert_eq!(map(&page).running, Some(3.0), "{what}");
+    }
+}
+
 #[test]
 fn the_tables_are_in_order_and_in_the_documentation() {
     for table in ENGINES {
