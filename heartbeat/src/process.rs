@@ -85,6 +85,29 @@ pub fn check_still_live(identity: &Identity, pid: u32, proc_root: &Path) -> Resu
     if matches!(stat.state, 'Z' | 'X') { Err(Unknown::Stale(Stale::Zombie { pid })) } else { Ok(()) }
 }
 
+/// Whether the process may have made a file of this owner. What a page says of its process (number, start and boot) is no secret: whoever can
+/// write into the directory can say it as well (G9). Root need not forge anything; and where `/proc` does not tell whose a process is, no
+/// page is refused for it.
+///
+/// # Errors
+/// `WrongOwner` when the process is another user's.
+pub fn check_owner(owner: u32, pid: u32, proc_root: &Path) -> Result<(), Unknown> {
+    let users = || users_of(&read(&proc_root.join(format!("{pid}/status"))).ok()?);
+    match if owner == 0 { None } else { users() } {
+        Some(users) if !users.contains(&owner) => {
+            Err(Unknown::WrongOwner { owner, pid, user: users.get(1).copied().unwrap_or_default() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The real, effective, saved and file system user; `None` where the text does not tell them.
+fn users_of(status: &str) -> Option<Vec<u32>> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let users: Vec<u32> = line.split_ascii_whitespace().map(|user| user.parse().ok()).collect::<Option<_>>()?;
+    (!users.is_empty()).then_some(users)
+}
+
 /// `/proc/sys/kernel/random/boot_id` as bytes.
 ///
 /// # Errors
@@ -161,6 +184,26 @@ mod tests {
         assert_eq!((stat.state, stat.start_ticks), ('S', 987_654));
         for bad in ["", "42 (a", "42 (a) S 1 2", "42 (a) S 1 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 x"] {
             assert!(parse_stat(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_its_processs_users_or_roots() {
+        let root = tempfile::tempdir().unwrap();
+        let status = |text: &str| {
+            fs::create_dir_all(root.path().join("7")).unwrap();
+            fs::write(root.path().join("7/status"), text).unwrap();
+        };
+        let check = |owner| check_owner(owner, 7, root.path());
+        assert_eq!(check(5), Ok(()), "whose the process is is not told");
+        status("Name:\tengine\nUid:\t1000\t1001\t1002\t1001\nGid:\t5\t5\t5\t5\n");
+        assert_eq!([1_000, 1_001, 1_002, 0].map(check), [const { Ok(()) }; 4]);
+        let refused = check(5).unwrap_err();
+        assert_eq!(refused, Unknown::WrongOwner { owner: 5, pid: 7, user: 1_001 });
+        assert!(refused.to_string().contains("user 1001's: somebody else made it"), "{refused}");
+        for unreadable in ["", "Uid:\n", "Uid:\tx\n", "Uid:\t-1\n"] {
+            status(unreadable);
+            assert_eq!(check(5), Ok(()), "{unreadable:?}");
         }
     }
 

@@ -38,6 +38,7 @@ pub struct Reader {
 struct OpenPage {
     file: File,
     dev_ino: (u64, u64),
+    owner: u32,
     last: Option<Page>,
 }
 
@@ -70,6 +71,11 @@ impl Reader {
         self
     }
 
+    /// Whose the file is that was read last.
+    pub fn owner(&self) -> Option<u32> {
+        self.open.as_ref().map(|open| open.owner)
+    }
+
     /// Where the page is looked for.
     pub fn path(&self) -> &Path {
         &self.path
@@ -81,7 +87,9 @@ impl Reader {
     /// Why nothing can be said. A counter that went back is reported once and then taken as the new ground.
     pub fn read(&mut self) -> Result<Page, Unknown> {
         let page = self.read_unverified()?;
-        process::check_live(&page.identity, self.pid.unwrap_or(page.identity.pid), &self.proc_root)?;
+        let pid = self.pid.unwrap_or(page.identity.pid);
+        process::check_live(&page.identity, pid, &self.proc_root)?;
+        self.owner().map_or(Ok(()), |owner| process::check_owner(owner, pid, &self.proc_root))?;
         Ok(page)
     }
 
@@ -150,7 +158,7 @@ impl Reader {
         if !meta.is_file() {
             return Err(Unknown::NotAFile { path: self.path.clone() });
         }
-        Ok(OpenPage { file, dev_ino: dev_ino(&meta), last: None })
+        Ok(OpenPage { file, dev_ino: dev_ino(&meta), owner: meta.uid(), last: None })
     }
 
     fn io(&self, op: &'static str, error: Error) -> Unknown {

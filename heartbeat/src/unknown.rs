@@ -31,6 +31,10 @@ pub enum Unknown {
     Stale(Stale),
     #[error("page has nonce {found}, the launcher gave {expected}: another start of the engine wrote it")]
     WrongNonce { found: u64, expected: u64 },
+    #[error(
+        "page belongs to user {owner}, and the process {pid} that it names is user {user}'s: somebody else made it"
+    )]
+    WrongOwner { owner: u32, pid: u32, user: u32 },
 }
 
 /// Why a page's process is not the live one (H2).
@@ -62,6 +66,7 @@ impl Unknown {
             Self::WentBack { .. } => "WentBack",
             Self::Stale(_) => "Stale",
             Self::WrongNonce { .. } => "WrongNonce",
+            Self::WrongOwner { .. } => "WrongOwner",
         }
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helper may stop the test")]
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use heartbeat::layout::{BEAT_OFFSET, FILE_LEN, HEADER_LEN, RECORD_LEN, file_name};
@@ -127,6 +127,32 @@ fn things_that_are_no_file_neither_block_nor_lead_away() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert_eq!(reason(reader.read()), "NotAFile");
+}
+
+#[test]
+fn g09_a_page_of_another_user_than_its_process_is_refused_by_name() {
+    let (_dir, writer, reader) = published();
+    let proc_root = tempfile::tempdir().unwrap();
+    let mut reader = reader.with_proc_root(proc_root.path());
+    let id = me(9);
+    fake_process(proc_root.path(), &id.boot_id, id.pid, 'S', id.pid_start_ticks);
+    assert!(reader.read().is_ok(), "whose the process is is not told");
+    if nix::unistd::geteuid().is_root() {
+        // root's pages are nobody's forgeries
+        std::os::unix::fs::chown(writer.path(), Some(4_243), None).unwrap();
+    }
+    let owner = fs::metadata(writer.path()).unwrap().uid();
+    let status = |user: u32| {
+        let users = format!("Name:\tengine\nUid:\t{user}\t{user}\t{user}\t{user}\n");
+        fs::write(proc_root.path().join(id.pid.to_string()).join("status"), users).unwrap();
+    };
+    // (a file that changes hands is looked at anew when it is opened anew)
+    let mut reader = Reader::open(writer.path().parent().unwrap(), 0).with_proc_root(proc_root.path());
+    status(owner);
+    assert!(reader.read().is_ok());
+    status(owner + 1);
+    assert_eq!(reader.read(), Err(Unknown::WrongOwner { owner, pid: id.pid, user: owner + 1 }));
+    assert!(reader.read_unverified().is_ok());
 }
 
 #[test]
