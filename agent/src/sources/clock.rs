@@ -35,6 +35,12 @@ impl TickClock {
     pub fn started_ms(&self, start_ticks: u64) -> u64 {
         self.cpu_ms(start_ticks).saturating_sub(self.slept_ms)
     }
+
+    /// May a process with this start time have begun at `at_ms` or later? It began somewhere in that tick; and `slept_ms` is cut to whole
+    /// milliseconds. After a suspend that this clock does not know of the answer is yes too often.
+    pub fn may_have_started_since(&self, start_ticks: u64, at_ms: u64) -> bool {
+        self.started_ms(start_ticks.saturating_add(1)).saturating_add(1) >= at_ms
+    }
 }
 
 /// CPU time of the calling thread in microseconds: what something costs, however long it had to wait for a core.
@@ -86,5 +92,6 @@ mod tests {
         let clock = TickClock { ticks_per_second: 100, slept_ms: 5_000 };
         assert_eq!(clock.started_ms(1_000), 5_000);
         assert_eq!(clock.started_ms(10), 0, "never before the clock's zero");
+        assert!(clock.may_have_started_since(1_000, 5_010) && !clock.may_have_started_since(1_000, 5_012));
     }
 }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use vitals::observation::EndedObs;
 
+use super::clock::TickClock;
 use super::procs::{ProcRoot, Stat};
 use super::tree::{EngineProcess, family};
 
@@ -16,8 +17,9 @@ use super::tree::{EngineProcess, family};
 const TITLES: [&str; 5] = ["VLLM::EngineCor", "VLLM::Worker", "sglang::schedul", "sglang::detoken", "sglang::data_pa"];
 
 /// The cores of one engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cores {
+    clock: TickClock,
     known: Vec<Core>,
     /// Who has the name of a core and is none, with that name: what a core forks has it until it takes another.
     forks: HashMap<(i32, u64), String>,
@@ -33,6 +35,8 @@ struct Core {
     name: String,
     /// Who started it: a front end, or another core.
     parent: EngineProcess,
+    /// The last look at which it lived.
+    seen_ms: u64,
 }
 
 #[derive(Debug)]
@@ -42,10 +46,15 @@ struct Ended {
 }
 
 impl Cores {
+    /// `clock`: by which the start of a process is compared with the time of a look.
+    pub fn new(clock: TickClock) -> Self {
+        Self { clock, known: Vec::new(), forks: HashMap::new(), ended: Vec::new(), stopped: 0 }
+    }
+
     /// Takes in one look at the engine's processes. `writer`: the process of the page that is believed.
     pub fn look(&mut self, proc: &ProcRoot, stats: &[Stat], root: i32, writer: Option<i32>, now_ms: u64) {
         self.miss(proc, stats, now_ms);
-        self.meet(stats, root, writer);
+        self.meet(stats, root, writer, now_ms);
         if stats.iter().any(|stat| Some(stat.pid) == writer && !stat.ended()) {
             // a page is written again, by whomever: who wrote the last one and had no title is no more missed
             self.ended.retain(|ended| is_title(&ended.core.name));
@@ -71,11 +80,13 @@ impl Cores {
     /// Who was known and is not there any more? Whoever cannot be read may well be (I4), and whoever has taken another name is no core.
     fn miss(&mut self, proc: &ProcRoot, stats: &[Stat], now_ms: u64) {
         let (known, ended) = (&mut self.known, &mut self.ended);
-        known.retain(|core| {
+        known.retain_mut(|core| {
             let seen = stats.iter().find(|stat| stat.pid == core.process.pid).cloned();
             let Ok(now) = seen.map_or_else(|| proc.find(core.process.pid), |stat| Ok(Some(stat))) else { return true };
             let lives = now.filter(|stat| core.process.is(stat));
-            if lives.is_none() {
+            if lives.is_some() {
+                core.seen_ms = now_ms;
+            } else {
                 ended.push(Ended { core: core.clone(), at_ms: now_ms });
             }
             lives.is_some_and(|stat| stat.comm == core.name)
@@ -87,8 +98,9 @@ impl Cores {
     }
 
     /// Who has come? Each comes in the place of one of its name and of its parent's that has ended, if there is one: an orphan that a core
-    /// leaves has its name and another parent. Who came by another door (`kubectl exec`) may bring an engine of its own.
-    fn meet(&mut self, stats: &[Stat], root: i32, writer: Option<i32>) {
+    /// leaves has its name and another parent. One that ran while the dead one was still seen to live is no successor, however late it is met:
+    /// it is a sibling, which may serve without the dead one or not. Who came by another door (`kubectl exec`) may bring an engine of its own.
+    fn meet(&mut self, stats: &[Stat], root: i32, writer: Option<i32>, now_ms: u64) {
         let titled = |stat: &Stat| is_title(&stat.comm);
         if !stats.iter().any(|stat| titled(stat) || Some(stat.pid) == writer) {
             return;
@@ -109,11 +121,14 @@ impl Cores {
                 continue;
             }
             let parent = EngineProcess::from(parent);
-            let place = |ended: &Ended| ended.core.name == stat.comm && ended.core.parent == parent;
+            let place = |Ended { core, .. }: &Ended| {
+                let succeeds = self.clock.may_have_started_since(stat.start_ticks, core.seen_ms);
+                core.name == stat.comm && core.parent == parent && succeeds
+            };
             if let Some(place) = self.ended.iter().position(place) {
                 self.ended.remove(place);
             }
-            self.known.push(Core { process, name: stat.comm.clone(), parent });
+            self.known.push(Core { process, name: stat.comm.clone(), parent, seen_ms: now_ms });
         }
     }
 

@@ -101,7 +101,7 @@ impl ProcSource {
             compiler_ticks: 0,
             looked_ms: None,
             stepping: None,
-            cores: Cores::default(),
+            cores: Cores::new(clock),
             traced: (0, false),
         }
     }

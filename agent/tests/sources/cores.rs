@@ -68,9 +68,10 @@ fn a_core_that_is_gone_a_zombie_or_anothers_number_is_told_until_another_comes_i
         let told = Some(EndedObs { pid: 101, name: CORE.to_owned(), at_ms, peers: 0 });
         assert_eq!(watched.look(), told);
         assert_eq!(watched.look(), told, "with the time at which it was first missed");
-        watched.put(&child(104, 100, "python3"));
+        let started = Process { start_ticks: at_ms / 10, ..child(104, 100, CORE) };
+        watched.put(&Process { comm: "python3", ..started });
         assert_eq!(watched.look(), told, "before it has its title nobody knows what it is");
-        watched.fake.put(&child(104, 100, CORE));
+        watched.fake.put(&started);
         assert_eq!(watched.look(), None);
     }
 }
@@ -87,6 +88,27 @@ fn how_many_of_its_name_live_is_told_beside_it() {
     watched.look();
     watched.fake.remove(104);
     assert_eq!(watched.look().map(|ended| (ended.pid, ended.peers)), Some((104, 0)), "for which nobody stands in");
+}
+
+#[test]
+fn a_sibling_that_is_met_late_takes_nobodys_place_and_a_successor_does_at_once() {
+    let engine = || {
+        let mut watched = Watched::new(&[child(101, 100, CORE)]);
+        watched.look();
+        watched.fake.remove(101);
+        watched
+    };
+    let told = |ended: Option<EndedObs>| ended.map(|ended| (ended.pid, ended.peers));
+    let mut watched = engine();
+    watched.put(&child(102, 100, CORE));
+    assert_eq!(told(watched.look()), Some((101, 1)), "it ran before the other had ended");
+    let mut watched = engine();
+    assert_eq!(told(watched.look()), Some((101, 0)));
+    watched.put(&child(102, 100, CORE));
+    assert_eq!(told(watched.look()), Some((101, 1)), "and was found by a later walk");
+    let mut watched = engine();
+    watched.put(&Process { start_ticks: watched.now_ms / 10, ..child(102, 100, CORE) });
+    assert_eq!(watched.look(), None, "begun after the dead one was last seen to live");
 }
 
 #[test]
