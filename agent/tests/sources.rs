@@ -11,6 +11,8 @@ mod fixture;
 mod http;
 #[path = "sources/log.rs"]
 mod log;
+#[path = "common/not_run.rs"]
+mod not_run;
 #[path = "sources/nvml.rs"]
 mod nvml;
 #[path = "sources/nvml_library.rs"]

@@ -6,6 +6,7 @@
 //! Not filled in here, for the caller knows them: `gate`, `maintenance`, `agent_gap_ms`, `draining`, and `proc.kill_sent_ms`.
 
 mod aside;
+mod beat;
 pub(crate) mod cgroup;
 pub mod clock;
 mod cores;

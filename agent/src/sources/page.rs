@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use heartbeat::page::{Identity, Page, Phase};
-use heartbeat::process::{PROC_ROOT, check_live, check_still_live};
+use heartbeat::process::{PROC_ROOT, check_live, check_owner, check_still_live};
 use heartbeat::{Reader, Unknown};
-use vitals::observation::{Ms, PageObs, PagePhase};
+use vitals::observation::{Ms, PageObs};
 
+use super::beat::{ms, observed, phase};
 use super::pace::Pace;
 use super::steps::RankSteps;
 
@@ -68,6 +69,8 @@ struct Rank {
 #[derive(Debug)]
 struct Believed {
     identity: Identity,
+    /// Whose the file is.
+    owner: Option<u32>,
     published_ns: u64,
     tokens_delivered: u64,
     /// When its writer was last found to live.
@@ -176,7 +179,13 @@ impl Rank {
             Err(unknown) => {
                 let reason = unknown.reason();
                 if self.unknown.replace(reason) != Some(reason) {
-                    tracing::debug!(rank = self.rank, reason, %unknown, "page says nothing");
+                    // all others are what a start, an end or an upgrade looks like
+                    match unknown {
+                        Unknown::WrongOwner { .. } => {
+                            tracing::warn!(rank = self.rank, reason, %unknown, "page is not believed")
+                        }
+                        _ => tracing::debug!(rank = self.rank, reason, %unknown, "page says nothing"),
+                    }
                 }
                 None
             }
@@ -222,8 +231,10 @@ impl Rank {
     /// A page that moved was written by somebody who lived, and one that owes nothing can wait: neither is checked at each look.
     fn is_believed(&mut self, page: &Page, now_ms: Ms) -> bool {
         let idle = page.beat.running == 0 && page.beat.waiting == 0;
+        let owner = self.reader.owner();
         let trusted = self.believed.as_mut().filter(|known| {
             known.identity == page.identity
+                && known.owner == owner
                 && known.is_fresh(now_ms)
                 && (idle || page.beat.published_ns > known.published_ns)
         });
@@ -232,18 +243,23 @@ impl Rank {
         true
     }
 
-    /// Is the writer the live process that the page names (H2)? Asked now and then, and of a page that stands still with work in it every
-    /// time.
+    /// Is the writer the live process that the page names (H2), and the file its user's (G9)? Asked now and then, and of a page that stands
+    /// still with work in it every time; whose the file is, once of each file.
     fn believe(&mut self, page: Page, now_ms: Ms) -> Result<Page, Unknown> {
         if self.is_believed(&page, now_ms) {
             return Ok(page);
         }
-        self.believed = None;
+        let (before, owner) = (self.believed.take(), self.reader.owner());
         let check = if self.boot_id == Some(page.identity.boot_id) { check_still_live } else { check_live };
         check(&page.identity, page.identity.pid, Path::new(PROC_ROOT))?;
         self.boot_id = Some(page.identity.boot_id);
+        let same = |known: Believed| known.identity == page.identity && known.owner == owner;
+        if let Some(uid) = owner.filter(|_| !before.is_some_and(same)) {
+            check_owner(uid, page.identity.pid, Path::new(PROC_ROOT))?;
+        }
         self.believed = Some(Believed {
             identity: page.identity.clone(),
+            owner,
             published_ns: page.beat.published_ns,
             tokens_delivered: page.beat.tokens_delivered,
             checked_ms: now_ms,
@@ -279,49 +295,10 @@ fn engine_to_watch(pages: &[PageObs], stood_ms: impl Fn(&PageObs) -> Ms, watched
     }
 }
 
-fn observed(page: &Page) -> PageObs {
-    let (identity, beat) = (&page.identity, &page.beat);
-    PageObs {
-        rank: identity.rank,
-        world_size: identity.world_size,
-        engines: identity.engines,
-        steps_completed: beat.steps_completed,
-        tokens_delivered: beat.tokens_delivered,
-        requests_finished: beat.requests_finished,
-        running: beat.running,
-        waiting: beat.waiting,
-        prompt_tokens_owed: beat.prompt_tokens_owed,
-        phase: phase(beat.phase),
-        phase_tokens: beat.phase_tokens,
-        phase_entered_ms: ms(beat.phase_entered_ns),
-        lease_ms: u64::from(beat.lease_ms),
-        step_started_ms: Some(beat.step_started_ns).filter(|ns| *ns != 0).map(ms),
-        work_done: beat.work_done,
-        work_total: beat.work_total,
-        published_ms: ms(beat.published_ns),
-    }
-}
-
-fn ms(ns: u64) -> u64 {
-    ns / 1_000_000
-}
-
-fn phase(phase: Phase) -> PagePhase {
-    match phase {
-        Phase::Load => PagePhase::Load,
-        Phase::Compile => PagePhase::Compile,
-        Phase::Capture => PagePhase::Capture,
-        Phase::WarmUp => PagePhase::WarmUp,
-        Phase::Idle => PagePhase::Idle,
-        Phase::Prefill => PagePhase::Prefill,
-        Phase::Decode => PagePhase::Decode,
-        Phase::Sleep => PagePhase::Sleep,
-        Phase::Drain => PagePhase::Drain,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use vitals::observation::PagePhase;
+
     use super::*;
 
     fn page(rank: u32, engines: u32, steps_completed: u64, running: u32) -> PageObs {

@@ -109,13 +109,18 @@ async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, 
     let mut asides = Asides::default();
     let mut place = Place::default();
     let mut meter = Meter::default();
-    let mut failing = false;
+    let (mut failing, mut faulty) = (false, false);
     loop {
         let began = Instant::now();
         let asked_ms = monotonic_ms();
         match place.scrape(&engine_url).await {
             Ok((mut text, page)) => {
                 failing = false;
+                let fault = page.fault();
+                if let Some(fault) = fault.as_ref().filter(|_| !faulty) {
+                    tracing::info!(fault, "engine metrics are not read in full");
+                }
+                faulty = fault.is_some();
                 if let Some(found) = detect_engine(&page) {
                     kind.get_or_init(|| found);
                 }

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 
 use crate::fixture::{Session, pages};
 use crate::http::{eventually_async, serve};
+use crate::not_run::without_right;
 
 const AMPLE: Duration = Duration::from_secs(60);
 
@@ -59,6 +60,17 @@ async fn g02_a_head_that_never_ends_costs_one_deadline_for_the_whole_scrape() {
     let error = scrape_once(&url, "/metrics", Duration::from_millis(500)).await.unwrap_err();
     assert!(error.contains("did not answer in full within 500 ms"), "{error}");
     assert!(began.elapsed() < AMPLE / 6, "each byte does not buy more time");
+}
+
+#[tokio::test]
+async fn g03_bytes_that_are_no_text_cost_their_own_series_alone() {
+    let body: &[u8] = b"vllm:num_requests_running 3\nvllm:num_requests_waiting\xff 2\n\xc3\x28 1\n\
+        vllm:generation_tokens_total{model_name=\"\xf0\x9f\"} 7\nvllm:kv_cache_usage_perc \xfe\n";
+    let url = serve(Router::new().route("/metrics", get(move || async move { body }))).await;
+    let scraper = Scraper::spawn(&url, Haste::default());
+    let seen = eventually_async("a scrape", async || scraper.latest().value).await;
+    let figures = [seen.running, seen.generation_tokens, seen.waiting, seen.kv_usage];
+    assert_eq!(figures, [Some(3.0), Some(7.0), None, None], "a label that is no text is a label all the same");
 }
 
 #[tokio::test]
@@ -230,6 +242,26 @@ fn g09_a_page_of_another_launch_or_rank_or_kind_of_file_is_silence() {
     std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
     assert!(pages(&mut PageSource::new(directory.path(), 1, None)).is_empty());
     assert!(began.elapsed() < AMPLE);
+}
+
+/// With the pid, start and boot of the engine's process, which are no secret.
+#[test]
+fn g09_a_page_that_another_user_put_in_the_place_of_the_engines_is_silence() {
+    if !nix::unistd::geteuid().is_root() {
+        return without_right("only root can give a file away");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rank-0.beat");
+    let mut source = PageSource::new(directory.path(), 1, None);
+    drop(page(directory.path(), 0));
+    assert_eq!(pages(&mut source).len(), 1);
+    let mut forged = page(directory.path(), 0);
+    std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+    forged.publish(&beat(8));
+    assert!(pages(&mut source).is_empty(), "it moves on, and is a stranger's");
+    assert!(pages(&mut PageSource::new(directory.path(), 1, None)).is_empty());
+    std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    assert_eq!(pages(&mut PageSource::new(directory.path(), 1, None)).len(), 1);
 }
 
 #[test]
