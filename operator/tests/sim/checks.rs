@@ -85,7 +85,7 @@ impl Checks {
             return;
         }
         self.fenced(store, caller, &name, now_ms);
-        if let Some(what) = trespass(store, caller.pass.as_ref(), call, old) {
+        if let Some(what) = trespass(store, caller.work.as_ref(), call, old) {
             self.broken(now_ms, format!("P10: {name} {what}"));
         }
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {

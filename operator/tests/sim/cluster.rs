@@ -124,7 +124,7 @@ impl Cluster {
             Ok(call) => Call { partial: header("accept").contains(";as=PartialObjectMetadata"), ..call },
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
-        let caller = Caller { pass: passes::current(), ..caller };
+        let caller = Caller { work: passes::current(), ..caller };
         self.lock().checks.within_scope(&call, self.now_ms());
         let fate = self.lock().faults.fate(self.now_ms(), &call);
         match &fate {

@@ -1,19 +1,23 @@
 //! P9: what a write of an operator changed that is somebody else's, leaf by leaf, as `managedFields` tells leaves apart. Of what it applies
 //! those are its own that it has applied before, and those that nobody had. On what belongs to others it has some by name.
 
-use operator::client::FIELD_MANAGER;
+use std::sync::LazyLock;
+
+use operator::{client::FIELD_MANAGER, controllers::inference_deployment::build};
 use serde_json::Value;
 
 use super::kube::{
     fields::{Path, leaves_but},
+    kinds,
     object::Object,
     store::Entry,
     wire::Call,
 };
 
 const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-const CHILDREN: [&str; 6] =
-    ["services", "deployments", "roles", "rolebindings", "serviceaccounts", "poddisruptionbudgets"];
+/// The kinds that an InferenceDeployment owns, as the operator itself names them.
+pub static CHILDREN: LazyLock<Vec<&str>> =
+    LazyLock::new(|| build::kinds().iter().map(|resource| kinds::of(&resource.plural).plural).collect());
 
 /// What is wrong with the write `call`, which made `new` of what there was `before`.
 pub fn foreign(call: &Call, before: Option<&Entry>, new: &Object) -> Vec<String> {

@@ -1,15 +1,16 @@
 //! P10: a pass over an InferenceDeployment writes that one, what it owns, and its own mark on nodes, and nothing of anybody else's, of the same
-//! namespace or of another. Whose an object is follows from its owners' UIDs and not from its labels or its name, which anybody may write.
+//! namespace or of another. Whose an object is follows from its owners' UIDs and not from its labels or its name, which anybody may write. The
+//! sweep of the nodes is nobody's pass: each thing that it puts on a node has an owner who wishes it of that node.
 
 use std::sync::Arc;
 
 use crds::{LABEL_DEPLOYMENT, node::LABEL_SUSPECT};
-use operator::controllers::nodes::plan::avoid_label;
+use operator::controllers::nodes::plan::{avoid_label, label_time};
 use serde_json::Value;
 
 use super::{
     kube::{object::Object, store::Store, wire::Call},
-    passes::Whose,
+    passes::{Whose, Work},
     world::text,
 };
 
@@ -17,14 +18,19 @@ const ROOT: &str = "InferenceDeployment";
 /// From a pod up to the InferenceDeployment.
 const OWNERS: [&str; 3] = ["replicasets", "deployments", "inferencedeployments"];
 
-/// What is wrong with a write that a pass over `whose` has made; `old` is the object as it was before.
-pub fn trespass(store: &Store, whose: Option<&Whose>, call: &Call, old: Option<&Object>) -> Option<String> {
+/// What is wrong with a write that was made for `work`; `old` is the object as it was before.
+pub fn trespass(store: &Store, work: Option<&Work>, call: &Call, old: Option<&Object>) -> Option<String> {
+    match work {
+        Some(Work::Pass(whose)) => of_pass_over(store, whose, call, old)
+            .map(|what| format!("by the pass over {}/{}: {what}", whose.0, whose.1)),
+        Some(Work::Sweep) => of_sweep(store, call).map(|what| format!("by the sweep: {what}")),
+        None => Some("by no pass".to_owned()),
+    }
+}
+
+fn of_pass_over(store: &Store, whose: &Whose, call: &Call, old: Option<&Object>) -> Option<String> {
     let plural = call.target.kind.plural;
-    let Some(whose) = whose else {
-        // what is left on nodes is swept up by nobody's pass
-        return (plural != "nodes").then(|| "by no pass".to_owned());
-    };
-    let wrong = match plural {
+    match plural {
         "nodes" => foreign_mark(whose, &call.body),
         _ if call.target.namespace != whose.0 => Some("in another namespace".to_owned()),
         "inferencedeployments" => (call.target.name != whose.1).then(|| "another one".to_owned()),
@@ -33,8 +39,43 @@ pub fn trespass(store: &Store, whose: Option<&Whose>, call: &Call, old: Option<&
             .and_then(|old| not_of(whose, owner_of(store, old)))
             .or_else(|| old.is_none().then(|| not_of(whose, owner_of(store, &call.body))).flatten())
             .or_else(|| foreign_words(store, whose, &call.body)),
-    };
-    wrong.map(|what| format!("by the pass over {}/{}: {what}", whose.0, whose.1))
+    }
+}
+
+/// What is put on a node is wished of it by somebody who is there, or was a moment ago; what is taken off was somebody's.
+fn of_sweep(store: &Store, call: &Call) -> Option<String> {
+    if call.target.kind.plural != "nodes" {
+        return Some("it is no node".to_owned());
+    }
+    let node = call.target.name.as_str();
+    let of_node = |places: &Value| places.as_array().into_iter().flatten().any(|place| place["node"] == node);
+    let wished = |infd: &Object| ["avoid", "recent"].iter().any(|list| of_node(&infd["status"]["recovery"][*list]));
+    let by_nobody = || !infds(store).any(|infd| wished(&infd));
+    let mut conditions = call.body["status"]["conditions"].as_array().into_iter().flatten();
+    if conditions.any(|condition| condition["status"] == "True") && by_nobody() {
+        return Some("a condition that nobody is the reason of".to_owned());
+    }
+    let mut labels = call.body["metadata"]["labels"].as_object().into_iter().flatten();
+    labels.find_map(|(key, value)| {
+        if key == LABEL_SUSPECT {
+            return (!value.is_null() && by_nobody()).then(|| "a suspicion that nobody has".to_owned());
+        }
+        let until = |place: &Value| label_time(place["until"].as_str().unwrap_or_default());
+        let asks = |infd: &Object| {
+            let mut places = infd["status"]["recovery"]["avoid"].as_array().into_iter().flatten();
+            value.is_null() || places.any(|place| place["node"] == node && *value == until(place))
+        };
+        let its_own = |infd: &Object| *key == avoid_label(&text(infd, "namespace"), &text(infd, "name"));
+        let owned = infds(store).any(|infd| its_own(&infd) && asks(&infd));
+        (!owned).then(|| format!("the label {key} to be {value}, which its owner does not ask for"))
+    })
+}
+
+/// Every InferenceDeployment as it is, and as it was.
+fn infds(store: &Store) -> impl Iterator<Item = Arc<Object>> {
+    let live = store.of("inferencedeployments").map(|(_, entry)| entry.value.clone());
+    let past = store.history.iter().rev().filter(|change| change.plural == "inferencedeployments");
+    live.chain(past.map(|change| change.value.clone()))
 }
 
 /// A node bears one label of each: a pass writes its own.

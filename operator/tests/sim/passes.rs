@@ -1,5 +1,5 @@
-//! Whose pass sends a request (P10): each pass over an InferenceDeployment runs in a span of that name, wherever its requests are made. All
-//! other spans and all events of the operator are off.
+//! What an operator sends a request for (P10): each pass over an InferenceDeployment, and each sweep of the nodes, runs in a span of that name,
+//! wherever its requests are made. All other spans and all events of the operator are off.
 
 use std::{
     cell::RefCell,
@@ -17,26 +17,34 @@ use tracing::{
 /// Namespace and name of an InferenceDeployment.
 pub type Whose = (String, String);
 
+/// What an operator writes for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    Pass(Whose),
+    /// What all InferenceDeployments wish of nodes is made true.
+    Sweep,
+}
+
 /// One operator process as the server knows it.
 #[derive(Debug, Clone)]
 pub struct Caller {
     pub id: u32,
     pub identity: String,
-    /// Whose pass it is that asks, if one does.
-    pub pass: Option<Whose>,
+    /// What it asks for, if that is known.
+    pub work: Option<Work>,
 }
 
 impl Caller {
     pub fn new(id: u32, identity: impl Into<String>) -> Self {
-        Caller { id, identity: identity.into(), pass: None }
+        Caller { id, identity: identity.into(), work: None }
     }
 }
 
-/// Whoever has had a pass, by the number of its spans: a span tells nothing but whose it is, so one number is enough for all of one.
-static KNOWN: Mutex<Vec<Whose>> = Mutex::new(Vec::new());
+/// All work there was, by the number of its spans: a span tells nothing but whose it is, so one number is enough for all of one.
+static KNOWN: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The passes that this thread is in the middle of, the innermost last.
+    /// What this thread is in the middle of, the innermost last.
     static AT_WORK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -45,13 +53,13 @@ pub fn listen() {
     tracing::subscriber::set_global_default(Passes).expect("nobody else listens");
 }
 
-/// Whose pass is at work on this thread.
-pub fn current() -> Option<Whose> {
+/// What this thread is at work on.
+pub fn current() -> Option<Work> {
     let number = AT_WORK.with_borrow(|at_work| at_work.last().copied())?;
     known().get(usize::try_from(number).ok()?.checked_sub(1)?).cloned()
 }
 
-fn known() -> std::sync::MutexGuard<'static, Vec<Whose>> {
+fn known() -> std::sync::MutexGuard<'static, Vec<Work>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -63,15 +71,18 @@ impl Subscriber for Passes {
     }
 
     fn enabled(&self, callsite: &Metadata<'_>) -> bool {
-        callsite.is_span() && callsite.name() == "pass" && callsite.target().starts_with("operator::")
+        let named = callsite.is_span() && matches!(callsite.name(), "pass" | "sweep");
+        named && callsite.target().starts_with("operator::")
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let mut words = Words::default();
         span.record(&mut words);
-        let (mut known, whose) = (known(), (words.namespace, words.name));
-        let place = known.iter().position(|other| *other == whose).unwrap_or_else(|| {
-            known.push(whose);
+        let is_pass = span.metadata().name() == "pass";
+        let work = if is_pass { Work::Pass((words.namespace, words.name)) } else { Work::Sweep };
+        let mut known = known();
+        let place = known.iter().position(|other| *other == work).unwrap_or_else(|| {
+            known.push(work);
             known.len() - 1
         });
         Id::from_u64(place as u64 + 1)

@@ -1,21 +1,33 @@
 //! Somebody else writes on our children (P9): what is theirs is left as it is, however often we write what is ours.
 
-use operator::controllers::inference_deployment::plan::ANNOTATION_APPLIED;
+use kube::{Resource, api::ApiResource, core::DynamicObject};
+use operator::controllers::inference_deployment::{
+    build::{child_name, kinds},
+    plan::ANNOTATION_APPLIED,
+};
 use serde_json::{Value, json};
 
 use super::{
     act::Act,
+    foreign::CHILDREN,
     rows::{Row, row},
     story::{Story, create, edit, plain},
 };
 
-const KINDS: [&str; 6] =
-    ["services", "deployments", "roles", "rolebindings", "serviceaccounts", "poddisruptionbudgets"];
+/// When somebody changes a field of ours.
+const TAMPERED_MS: u64 = 21_000;
 
 pub fn rows() -> Vec<Row> {
     vec![row("p9-fields-of-others", fields_of_others, |log| {
-        vec![log.changes("PATCH /apis/apps/v1/namespaces/serving/deployments/chat", (40_000, 45_000))]
+        let anew = kinds().map(|kind| log.changes(&apply(&kind), (TAMPERED_MS, TAMPERED_MS + 5_000)));
+        let edited = log.changes("PATCH /apis/apps/v1/namespaces/serving/deployments/chat", (40_000, 45_000));
+        anew.into_iter().chain([edited]).collect()
     })]
+}
+
+/// How a child of this kind is written.
+fn apply(kind: &ApiResource) -> String {
+    format!("PATCH {}/{} ", DynamicObject::url_path(kind, Some("serving")), child_name("chat", &kind.kind))
 }
 
 /// What [`Act::Meddle`] writes, the field that is ours left out.
@@ -23,13 +35,13 @@ pub fn note() -> Value {
     json!({"metadata": {"annotations": {"example.com/owner": "team-a"}, "labels": {"example.com/tier": "gold"}}})
 }
 
-/// Everything is written anew after it, and the Deployment once more.
+/// Every child is applied anew after it, for a field of ours is changed as well, and the Deployment once more.
 fn fields_of_others() -> Story {
     let ours = json!({"metadata": {"annotations": {ANNOTATION_APPLIED: "tampered"}}});
-    let each = |at_ms, act: fn(&'static str) -> Act| KINDS.map(|plural| (at_ms, act(plural))).to_vec();
+    let each = |at_ms, act: fn(&'static str) -> Act| CHILDREN.iter().map(move |plural| (at_ms, act(plural)));
     let mut acts = vec![create(2)];
     acts.extend(each(20_000, |plural| Act::PatchChild { plural, patch: theirs(plural) }));
-    acts.extend(KINDS.map(|plural| (21_000, Act::PatchChild { plural, patch: ours.clone() })));
+    acts.extend(CHILDREN.iter().map(|plural| (TAMPERED_MS, Act::PatchChild { plural, patch: ours.clone() })));
     acts.push(edit(40_000, json!({"engine": {"image": "engine:2"}})));
     acts.extend(each(39_000, |plural| Act::ExpectKept { plural, patch: theirs(plural) }));
     acts.extend(each(90_000, |plural| Act::ExpectKept { plural, patch: theirs(plural) }));

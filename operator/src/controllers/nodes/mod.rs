@@ -138,6 +138,7 @@ pub async fn keep(calls: &Calls) {
     }
 }
 
+#[tracing::instrument(level = "debug", skip_all)]
 async fn sweep(calls: &Calls) -> Result<(), CallError> {
     let nodes: Api<Node> = Api::all(calls.client.clone());
     let now = calls.wall.now();
