@@ -3,6 +3,8 @@
 //! what people fence, [`poison`] finds requests that stalled two replicas.
 
 pub mod by_hand;
+#[cfg(test)]
+mod effects;
 pub mod plan;
 pub mod poison;
 pub mod read;

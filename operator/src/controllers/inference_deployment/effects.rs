@@ -22,14 +22,16 @@ use super::{
 };
 use crate::controllers::nodes::view::NodeView;
 
-fn spec_with(patch: &Value) -> InferenceDeployment {
+/// Five replicas, and what `patch` changes in the spec.
+pub fn spec_with(patch: &Value) -> InferenceDeployment {
     let mut object = serde_json::to_value(infd("chat")).unwrap();
     object["spec"]["replicas"] = json!(5);
     merge(&mut object["spec"], patch);
     serde_json::from_value(object).unwrap()
 }
 
-fn merge(target: &mut Value, patch: &Value) {
+/// A merge patch.
+pub fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else { return *target = patch.clone() };
     if !target.is_object() {
         *target = json!({});
@@ -43,13 +45,14 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn children(infd: &InferenceDeployment) -> String {
+/// All that is applied.
+pub fn children(infd: &InferenceDeployment) -> String {
     build(infd).iter().map(|child| revision::canonical(&child.body)).collect()
 }
 
 /// Five replicas wanted, four allowed by the Deployment; three of a new revision stall, one of the old serves alone, one starts. The
 /// first was restarted a minute ago and a quarter of an hour ago. One of five nodes is avoided already.
-fn troubled(infd: &InferenceDeployment) -> String {
+pub fn troubled(infd: &InferenceDeployment) -> String {
     let template = template(infd);
     let new = revision::of(&template).to_owned();
     let mut old = template.clone();
@@ -160,7 +163,8 @@ fn the_table_names_every_field_of_the_schema_and_no_other() {
     assert_eq!(table().len(), named.len(), "a field is named twice");
 }
 
-fn leaves(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
+/// The paths of everything in a schema that holds a value.
+pub fn leaves(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     if let Some(properties) = schema["properties"].as_object() {
         properties.iter().for_each(|(name, schema)| leaves(&below(name), schema, fields));

@@ -32,9 +32,11 @@ pub mod validate;
 pub mod waits;
 
 #[cfg(test)]
-mod effects;
+pub mod effects;
 #[cfg(test)]
 mod effects_table;
+#[cfg(test)]
+mod effects_words;
 #[cfg(test)]
 mod kstatus_tests;
 #[cfg(test)]
