@@ -96,7 +96,7 @@ pub async fn run(context: Arc<Context>) {
                 (Concerned::One(key), _) => queue.ask(key, Instant::now() + DEBOUNCE),
                 (Concerned::First { kind, changed }, Some(first)) => first.heard(kind, changed),
                 (Concerned::Unlisted { kind }, Some(first)) => first.heard(kind, Changed::default()),
-                (Concerned::First { changed, .. }, None) => queue.ask_all(changed.into_keys(), Instant::now() + DEBOUNCE),
+                (Concerned::First { changed, .. }, None) => queue.ask_all(changed.in_order(), Instant::now() + DEBOUNCE),
                 (Concerned::Unlisted { .. }, None) => {}
             },
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}

@@ -27,11 +27,6 @@ impl Changed {
         *known = at.max(*known);
     }
 
-    /// By name.
-    pub fn into_keys(self) -> impl Iterator<Item = Key> {
-        self.0.into_keys()
-    }
-
     /// The youngest change first; by name where there is nothing to choose.
     pub fn in_order(&self) -> Vec<Key> {
         let mut all: Vec<_> = self.0.iter().collect();

@@ -70,10 +70,10 @@ impl Queue {
         keys.into_iter().zip(0..).for_each(|(key, place)| self.ask(key, at + Duration::from_nanos(place)));
     }
 
-    /// A pass is wanted at `at` over each of these and each that is known.
-    pub fn ask_all(&mut self, keys: impl Iterator<Item = Key>, at: Instant) {
-        let all: BTreeSet<Key> = self.due.keys().chain(&self.running).cloned().chain(keys).collect();
-        all.into_iter().for_each(|key| self.ask(key, at));
+    /// A pass is wanted, from `at` on, over each of these in this order, and then over each other that is known.
+    pub fn ask_all(&mut self, mut keys: Vec<Key>, at: Instant) {
+        keys.extend(self.due.keys().chain(&self.running).cloned());
+        self.ask_in_order(keys, at);
     }
 
     /// The next one that is due, of the namespace with the fewest passes at work; it counts as running until [`Self::done`].
@@ -188,11 +188,11 @@ mod tests {
         queue.ask(key("gone"), t);
         assert_eq!((queue.take(t), queue.take(t)), (Some(key("gone")), Some(key("runs"))));
         queue.done(key("gone"), Next::Forget, t);
-        queue.ask_all(["waits", "young"].map(key).into_iter(), t + S);
-        let taken = [(); 3].map(|()| queue.take(t + S));
-        assert_eq!(taken, [Some(key("waits")), Some(key("young")), None], "one runs, one is gone");
-        queue.done(key("runs"), Next::After(300 * S), t + S);
-        assert_eq!(queue.take(t + S), Some(key("runs")), "it was asked for while it ran");
+        queue.ask_all(["young", "old"].map(key).to_vec(), t + S);
+        let taken = [(); 4].map(|()| queue.take(t + 2 * S));
+        assert_eq!(taken, [Some(key("young")), Some(key("old")), Some(key("waits")), None], "one runs, one is gone");
+        queue.done(key("runs"), Next::After(300 * S), t + 2 * S);
+        assert_eq!(queue.take(t + 2 * S), Some(key("runs")), "it was asked for while it ran");
     }
 
     #[test]
