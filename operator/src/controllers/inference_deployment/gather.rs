@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     client::{CallError, Calls},
-    controllers::nodes,
+    controllers::{incidents::listed::ListedIncident, nodes},
 };
 
 /// What there is of a name.
@@ -48,7 +48,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
     if infd.metadata.deletion_timestamp.is_some() {
         return Ok(Look::Leaves);
     }
-    let incidents: Api<EngineIncident> = Api::namespaced(calls.client.clone(), namespace);
+    let incidents: Api<ListedIncident> = Api::namespaced(calls.client.clone(), namespace);
     let (pods, incidents, children) = futures::try_join!(
         calls.list(&pods, &labels),
         calls.list(&incidents, &labels),
@@ -61,7 +61,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
     }
     let uid = infd.uid().unwrap_or_default();
     let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
-    let incidents: Vec<EngineIncident> = incidents.items.into_iter().filter(ours).collect();
+    let incidents: Vec<EngineIncident> = incidents.items.into_iter().map(EngineIncident::from).filter(ours).collect();
     let doubted = doubted(&pods.items, name);
     let mut pods = members(&pods.items, name);
     refuse_replays(&mut pods, &incidents);

@@ -15,7 +15,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use crds::{InferenceDeployment, node::LABEL_SUSPECT};
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
     core::{ApiResource, DynamicObject},
@@ -29,7 +28,7 @@ use tokio::{
 use self::{
     plan::{NodePatch, Wish},
     unmarked::Unmarked,
-    view::{NodeView, view},
+    view::{ListedNode, NodeView, view},
 };
 use crate::{
     client::{CallError, Calls},
@@ -78,7 +77,7 @@ pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
     if seen.until.is_some_and(|until| Instant::now() < until) {
         return seen.nodes.clone();
     }
-    let api: Api<Node> = Api::all(calls.client.clone());
+    let api: Api<ListedNode> = Api::all(calls.client.clone());
     let known_for = match calls.list_each(&api, "", |node| view(node, &calls.fleet.domain_key)).await {
         Ok(nodes) => {
             seen.nodes = nodes.into();
@@ -102,7 +101,7 @@ pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> BTr
 
 /// The node and why it must be waited for; `None`: it is marked, or nobody waits for that any more.
 async fn mark_one(calls: &Calls, label: &str, node: &str, until: &str) -> Option<(String, CallError)> {
-    let api: Api<Node> = Api::all(calls.client.clone());
+    let api: Api<ListedNode> = Api::all(calls.client.clone());
     let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
     let unmarked = &calls.fleet.nodes.unmarked;
     let error = match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
@@ -140,7 +139,7 @@ pub async fn keep(calls: &Calls) {
 
 #[tracing::instrument(level = "debug", skip_all)]
 async fn sweep(calls: &Calls) -> Result<(), CallError> {
-    let nodes: Api<Node> = Api::all(calls.client.clone());
+    let nodes: Api<ListedNode> = Api::all(calls.client.clone());
     let now = calls.wall.now();
     // Nodes first: a pass stores what it avoids before it marks a node, so whoever sees a mark finds its reason as well. The other way
     // round the mark of a moment ago would be taken for a leftover.
@@ -198,7 +197,7 @@ async fn infds(calls: &Calls) -> Result<(Vec<InferenceDeployment>, bool), CallEr
 /// False: the node is as it shall be, and nobody was asked.
 async fn write(
     calls: &Calls,
-    api: &Api<Node>,
+    api: &Api<ListedNode>,
     node: &NodeView,
     wish: &Wish,
     now: Timestamp,

@@ -3,11 +3,36 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT};
-use k8s_openapi::api::core::v1::{Node, Taint};
-use kube::ResourceExt;
+use k8s_openapi::{
+    api::core::v1::{Node, NodeCondition, NodeSpec, NodeSystemInfo, Taint},
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
+use kube::{Resource, ResourceExt};
+use serde::Deserialize;
+
+use crate::controllers::metadata::without_managers;
 
 /// The status takes no longer one; Linux and Windows give 36 characters and fewer.
 const BOOT_ID_MAX: usize = 64;
+
+/// A node as it is read: nobody looks at its images and addresses, nor at who wrote which field, which are most of its text.
+#[derive(Debug, Clone, Deserialize, Resource)]
+#[resource(inherit = "Node")]
+pub struct ListedNode {
+    #[serde(deserialize_with = "without_managers")]
+    pub metadata: ObjectMeta,
+    pub spec: Option<NodeSpec>,
+    pub status: Option<ListedStatus>,
+}
+
+/// What is read of a node's status.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedStatus {
+    pub allocatable: Option<BTreeMap<String, Quantity>>,
+    pub conditions: Option<Vec<NodeCondition>>,
+    pub node_info: Option<NodeSystemInfo>,
+}
 
 /// One node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -45,7 +70,7 @@ pub struct StallsCondition {
 }
 
 /// The view of `node`; `domain_key` is the topology label of failure domains.
-pub fn view(node: &Node, domain_key: &str) -> NodeView {
+pub fn view(node: &ListedNode, domain_key: &str) -> NodeView {
     let status = node.status.as_ref();
     let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
@@ -87,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_node_is_seen_whole() {
-        let node: Node = serde_json::from_value(json!({
+        let node: ListedNode = serde_json::from_value(json!({
             "metadata": {"name": "n1", "uid": "u", "labels": {
                 "topology.kubernetes.io/zone": "z1", "avoid.truebeat.io/chat-1": "2026-01-01T00-00-00Z", "truebeat.io/suspect": "true",
             }},
@@ -98,6 +123,7 @@ mod tests {
                     {"type": "Ready", "status": "True"},
                     {"type": "truebeat.io/engine-stalls", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
                 ],
+                "nodeInfo": {"bootID": "b1"},
             },
         }))
         .unwrap();
@@ -108,11 +134,11 @@ mod tests {
             (seen.labels.len(), seen.taints.iter().map(|taint| taint.key.as_str()).collect::<Vec<_>>()),
             (3, vec!["a"])
         );
-        assert_eq!((seen.domain.as_deref(), seen.avoid.len()), (Some("z1"), 1));
+        assert_eq!((seen.domain.as_deref(), seen.avoid.len(), seen.boot_id.as_str()), (Some("z1"), 1, "b1"));
         let since = Some("2026-01-01T00:00:00Z".to_owned());
         let stalls = StallsCondition { is_true: true, reason: "R".into(), message: "m".into(), since };
         assert_eq!(seen.stalls, Some(stalls));
-        let cordoned = Node { spec: serde_json::from_value(json!({"unschedulable": true})).ok(), ..node };
+        let cordoned = ListedNode { spec: serde_json::from_value(json!({"unschedulable": true})).ok(), ..node };
         assert!(!view(&cordoned, "").usable && view(&cordoned, "").domain.is_none());
     }
 }
