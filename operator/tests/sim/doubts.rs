@@ -7,6 +7,7 @@ use super::{
     changes::BAD_IMAGE,
     faults::{Fate, Outage, Rule},
     rows::{CHANGES, all_kinds, scene},
+    said::Log,
     story::{Story, create, edit, freeze, plain, spec},
 };
 
@@ -90,4 +91,18 @@ fn replaced_while(rule: Rule) -> Story {
 fn records_refused(between_ms: (u64, u64)) -> Rule {
     let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
     Rule::refuse(between_ms, &["patch"], &["engineincidents"], why)
+}
+
+/// A pod's annotations have no room for what it is to be told (A17).
+pub fn annotations_full() -> Story {
+    let why = (422, "Invalid", "metadata.annotations: Too long: may not be more than 262144 bytes");
+    scene(Vec::new(), vec![Rule::refuse((15_000, 70_000), &["patch"], &["pods"], why)])
+}
+
+/// The key comes when there is room for it; until then the status says why it does not, and nobody tries without a pause.
+pub fn told_once_there_is_room(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_time = grants.first().is_some_and(|at| (70_000..90_000).contains(at));
+    let unheard = (!in_time).then(|| format!("keys were handed out at {grants:?} ms"));
+    vec![unheard, log.changes("more than 262144 bytes", (22_000, 40_000)), log.no_hot_loop(), log.no_delete()]
 }

@@ -93,10 +93,13 @@ pub fn all() -> Vec<Row> {
             vec![log.changes("DELETE /api/v1/namespaces/serving/pods/", (110_000, 150_000)), log.no_hot_loop()]
         }),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
-        row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
+        row("a15-crd-gone", crd_gone, |log| {
+            vec![log.no_delete(), log.quiet((16_000, 61_000)), log.no_grant_before(61_000), log.granted_by(80_000)]
+        }),
         row("a16-owner-corrupted", untrue::corrupted, untrue::named_until_mended),
         row("a16-label-corrupted", untrue::mislabelled, untrue::unknown_until_mended),
         row("a17-huge-objects", huge, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
+        row("a17-annotations-full", doubts::annotations_full, doubts::told_once_there_is_room),
         row("a18-quota", untrue::quota, |log| vec![log.no_delete(), log.has("PodsRefused"), log.has("exceeded quota")]),
         row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
         row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
