@@ -46,14 +46,17 @@ pub async fn token_of(client: &Client, pod: &Pod) -> Result<String> {
     token(client, &pod.namespace().unwrap_or_default(), &account, Some(pod), None).await
 }
 
+/// Where the API server of every cluster listens, inside its network.
+pub const SERVER: &str = "127.0.0.1:6443";
+
 /// A kubeconfig with this token alone.
 pub fn kubeconfig(layout: &Layout, token: &str) -> String {
-    kubeconfig_of(layout, &json!({"token": token}))
+    kubeconfig_of(layout, SERVER, &json!({"token": token}))
 }
 
-/// A kubeconfig of this user.
-pub fn kubeconfig_of(layout: &Layout, user: &Value) -> String {
-    let cluster = json!({"server": "https://127.0.0.1:6443", "certificate-authority": layout.text("pki/ca.crt")});
+/// A kubeconfig of this user, by whom the API server is asked at this address.
+pub fn kubeconfig_of(layout: &Layout, server: &str, user: &Value) -> String {
+    let cluster = json!({"server": format!("https://{server}"), "certificate-authority": layout.text("pki/ca.crt")});
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
         "clusters": [{"name": "c", "cluster": cluster}],

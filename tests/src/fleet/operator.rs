@@ -46,15 +46,27 @@ impl Candidate<'_> {
         self.start_as(cluster, client, None).await
     }
 
+    /// The same for one that reaches the API server at `server`, which is somebody in between.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_through(&self, cluster: &Cluster, client: &Client, server: SocketAddr) -> Result<Operator> {
+        self.start_by(cluster, client, None, &server.to_string()).await
+    }
+
     /// The same with a token that is bound to `pod`, as in a pod; it is read from [`Self::token_file`].
     ///
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_as(&self, cluster: &Cluster, client: &Client, pod: Option<&Pod>) -> Result<Operator> {
+        self.start_by(cluster, client, pod, identity::SERVER).await
+    }
+
+    async fn start_by(&self, cluster: &Cluster, client: &Client, pod: Option<&Pod>, server: &str) -> Result<Operator> {
         let Candidate { name, .. } = *self;
         let token = identity::token(client, self.account.0, self.account.1, pod, None).await?;
         let (file, kubeconfig) = (self.token_file(cluster), cluster.layout().path(&format!("{name}.kubeconfig")));
-        let text = identity::kubeconfig_of(cluster.layout(), &json!({"tokenFile": file.display().to_string()}));
+        let text = identity::kubeconfig_of(cluster.layout(), server, &json!({"tokenFile": file.display().to_string()}));
         for (path, text) in [(&file, token), (&kubeconfig, text)] {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }

@@ -1,10 +1,11 @@
-//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), those of the catalogue of faults whose other side is an API server, and
-//! the warnings of O4 (`docs/known-bad.md`), each on a real API server with its admission and RBAC, with the real operator and without a node:
-//! pods are objects, and what kubelet and agents would write is written here.
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), those of the catalogue of faults whose other side is an API server, the
+//! warnings of O4 (`docs/known-bad.md`), and budgets and policies that need no engine, each on a real API server with its admission and RBAC, with
+//! the real operator and without a node: pods are objects, and what kubelet and agents would write is written here.
 //!
 //! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
 
 mod agents;
+mod budgets;
 mod faults;
 mod images;
 mod known_bad;
@@ -12,9 +13,11 @@ mod manifests;
 mod network;
 mod outages;
 mod people;
+mod policies;
 mod refusals;
 mod rights;
 mod schema;
+mod silence;
 mod weapon;
 mod world;
 
@@ -29,7 +32,7 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 29] = [
+const ROWS: [&str; 35] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
@@ -45,6 +48,11 @@ const ROWS: [&str; 29] = [
     "s09_what_the_network_policy_lets_through",
     "s15_one_owned_pod_harms_its_own_replica_alone",
     "s16_a_tenant_that_floods_delays_itself",
+    "i02_a_node_bears_no_more_recoveries_than_its_budget",
+    "i02_a_failure_domain_bears_no_more_recoveries_than_its_budget",
+    "i02_the_fleet_bears_no_more_recoveries_than_its_budget",
+    "o05_an_incident_holds_the_number_of_replicas_where_the_policy_says_so",
+    "a_revision_that_fails_is_held_or_taken_back_as_the_policy_says",
     "fault_a18_whom_nobody_may_replace_is_not_deleted",
     "fault_a20_a_token_that_is_not_taken_is_read_anew",
     "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words",
@@ -58,6 +66,7 @@ const ROWS: [&str; 29] = [
     "fault_a15_kinds_that_are_gone_are_waited_for",
     "fault_a1_an_api_server_that_is_gone_is_waited_for",
     "fault_a21_a_store_of_the_past_restarts_nobody",
+    "fault_a2_connections_that_went_silent_are_noticed",
     "fault_b3_a_leader_that_was_frozen_does_not_write",
 ];
 
@@ -120,6 +129,11 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "s09_what_the_network_policy_lets_through" => network::policies(world),
         "s15_one_owned_pod_harms_its_own_replica_alone" => weapon::one_pod(world).await,
         "s16_a_tenant_that_floods_delays_itself" => weapon::flood(world).await,
+        "i02_a_node_bears_no_more_recoveries_than_its_budget" => budgets::of_a_node(world).await,
+        "i02_a_failure_domain_bears_no_more_recoveries_than_its_budget" => budgets::of_a_domain(world).await,
+        "i02_the_fleet_bears_no_more_recoveries_than_its_budget" => budgets::of_the_fleet(world).await,
+        "o05_an_incident_holds_the_number_of_replicas_where_the_policy_says_so" => policies::scaling(world).await,
+        "a_revision_that_fails_is_held_or_taken_back_as_the_policy_says" => policies::failed_revision(world).await,
         "fault_a18_whom_nobody_may_replace_is_not_deleted" => faults::quota(world).await,
         "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
         "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words" => schema::rules(world).await,
@@ -133,6 +147,7 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "fault_a15_kinds_that_are_gone_are_waited_for" => refusals::crds_gone(world).await,
         "fault_a1_an_api_server_that_is_gone_is_waited_for" => outages::api_server_gone(world).await,
         "fault_a21_a_store_of_the_past_restarts_nobody" => outages::store_restored(world).await,
+        "fault_a2_connections_that_went_silent_are_noticed" => silence::black_holed(world).await,
         "fault_b3_a_leader_that_was_frozen_does_not_write" => outages::frozen_leader(world).await,
         _ => anyhow::bail!("no such row: {name}"),
     }

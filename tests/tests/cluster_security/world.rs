@@ -21,7 +21,9 @@ use truebeat_tests::wait::until_async;
 pub const BOUND: Duration = Duration::from_secs(120);
 const NODES: usize = 4;
 /// A tenth of a small fleet is one recovery: what one pod holds must not be what another waits for here.
-pub const OPERATOR_ARGS: [&str; 4] = ["--fleet-restarts-percent", "50", "--fleet-hold-percent", "100"];
+/// One failure domain has two nodes, and bears one recovery less than both.
+pub const OPERATOR_ARGS: [&str; 6] =
+    ["--fleet-restarts-percent", "50", "--fleet-hold-percent", "100", "--domain-restarts-max", "3"];
 
 /// The shared things.
 pub struct World<'a> {
@@ -35,6 +37,7 @@ impl<'a> World<'a> {
     /// Nodes, the product as its manifests install it (a warning is an error), one operator.
     pub async fn start(client: Client, cluster: &'a Cluster, programs: Programs) -> Result<Self> {
         nodes::create(&client, NODES, &json!({})).await?;
+        cluster.kubectl(&["label", "node", "sim-0003", "--overwrite", "topology.kubernetes.io/zone=zone-2"])?;
         product::apply(cluster, &namespace(NAMESPACE))?;
         programs.install(cluster)?;
         // its pods could never start here; the operator runs as a process
