@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crds::maintenance::Maintenance;
+use jiff::Timestamp;
 use vitals::observation::{Ms, Observation};
 
 use crate::gate::ledger::GateReply;
@@ -45,8 +45,7 @@ impl Beside {
             None => self.notes.look_first(now_ms, NOTES_MAX).await,
             Some(_) => self.notes.look(now_ms),
         };
-        let holds = |declared: &Maintenance| declared.holds(jiff::Timestamp::now());
-        obs.maintenance = says.maintenance.as_ref().is_some_and(holds);
+        obs.maintenance = says.maintenance_at(Timestamp::now()).is_some();
         self.draining = gate.map_or(self.draining, |gate| gate.draining);
         obs.draining = self.draining;
         if self.looked_ms.is_none_or(|at| now_ms.saturating_sub(at) >= KILL_EVERY_MS) {

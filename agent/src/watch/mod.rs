@@ -310,8 +310,7 @@ impl Watch {
         self.sources.observe_into(now_ms, &mut obs, pace).await;
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
-        let holds = |declared: &&Maintenance| declared.holds(jiff::Timestamp::now());
-        let declared = self.notes.look(now_ms).maintenance.as_ref().filter(holds).map(Maintenance::words);
+        let declared = self.notes.look(now_ms).maintenance_at(jiff::Timestamp::now()).map(Maintenance::words);
         if declared.is_some() != obs.maintenance {
             tracing::warn!(declared, "maintenance begins or ends");
         }

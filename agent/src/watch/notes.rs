@@ -13,6 +13,7 @@ use std::time::Duration;
 use crds::fence::Fence;
 use crds::maintenance::Maintenance;
 use crds::poison::Refused;
+use jiff::Timestamp;
 
 use super::aside::Aside;
 use super::config::Told;
@@ -38,9 +39,16 @@ const RECOVERY: &str = "recovery";
 #[derive(Debug, Default)]
 pub struct Says {
     pub fence: Option<Fence>,
-    pub maintenance: Option<Maintenance>,
+    maintenance: Option<Maintenance>,
     pub refused: Vec<Refused>,
     pub told: Option<Told>,
+}
+
+impl Says {
+    /// The maintenance that is declared, unless its end has come.
+    pub fn maintenance_at(&self, now: Timestamp) -> Option<&Maintenance> {
+        self.maintenance.as_ref().filter(|declared| declared.holds(now))
+    }
 }
 
 /// All notes, read now and then.
@@ -150,6 +158,17 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert_eq!(notes.fence(2_000).await, None);
         assert_eq!(Notes::new(None, true).fence(0).await, None);
+    }
+
+    #[tokio::test]
+    async fn maintenance_is_declared_until_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let declared = r#"{"by":"ann","why":"weights","until":"2026-11-29T12:00:00Z"}"#;
+        std::fs::write(dir.path().join(MAINTENANCE), declared).unwrap();
+        let mut notes = Notes::new(Some(dir.path()), false);
+        let says = notes.look_through(0).await;
+        let holds = |now: &str| says.maintenance_at(now.parse().unwrap()).is_some();
+        assert!(holds("2026-11-29T11:59:59Z") && !holds("2026-11-29T12:00:00Z"));
     }
 
     #[tokio::test]
