@@ -43,6 +43,13 @@ pub fn kill_members(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
     (stopped, reached)
 }
 
+/// The processes of the engine, and the pids of those that a signal would reach: whom another user owns it does not. Sends none.
+pub fn reachable(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
+    let members = process_tree_members(root);
+    let reached = members.iter().map(|member| member.pid).filter(|pid| kill(Pid::from_raw(*pid), None).is_ok()).collect();
+    (members, reached)
+}
+
 /// SIGKILL, then waits until nothing of the tree is left. True when it is gone within `bound`.
 pub async fn kill_tree_and_wait(root: &EngineProcess, bound: Duration) -> bool {
     let begun = Instant::now();
@@ -162,6 +169,8 @@ mod tests {
         let now = EngineProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
         let before = EngineProcess { start_ticks: now.start_ticks - 1, ..now.clone() };
         assert!(send_to(&[before], Signal::SIGKILL).is_empty() && child.try_wait().unwrap().is_none());
+        assert_eq!(reachable(&now), (vec![now.clone()], vec![now.pid]));
+        assert!(child.try_wait().unwrap().is_none(), "to ask is to send nothing");
         assert_eq!(send_to(std::slice::from_ref(&now), Signal::SIGKILL), [now.pid]);
         child.wait().unwrap();
         assert!(send_to(&[now], Signal::SIGKILL).is_empty());

@@ -15,7 +15,7 @@ use super::killed::Killed;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
-use crate::kill::{KillNote, kill_members, summary_of_book, write_termination_message};
+use crate::kill::{KillNote, kill_members, reachable, summary_of_book, write_termination_message};
 use crate::metrics::Metrics;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
@@ -246,6 +246,7 @@ impl Acts {
             summary: taken.unwrap_or_else(|| summary_of_book(episode)),
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
             never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
+            reachable,
         };
         self.killed.begins(engine, scene.now_ms);
         let agent_dir = scene.config.agent_dir.clone();
@@ -274,6 +275,8 @@ struct Job {
     doubt: Option<PathBuf>,
     /// It was never seen to serve: that it is the engine rests on its age alone.
     never_served: bool,
+    /// Who belongs to a process, and whom of them a signal would reach.
+    reachable: fn(&EngineProcess) -> (Vec<EngineProcess>, Vec<i32>),
 }
 
 impl Job {
@@ -286,22 +289,41 @@ impl Job {
 
     /// It is another user's, whom this agent may signal as little as look at, and rests on its age alone: a sidecar perhaps. That a process
     /// of which nobody knows that it is the engine cannot be ended is no reason to give a node up (I5).
-    fn is_out_of_reach(&self, members: &[EngineProcess], reached: &[i32]) -> bool {
-        self.doubt.is_some() && self.never_served && reached.is_empty() && !members.is_empty()
+    ///
+    /// Asked before anything is written or sent: the note of a kill that was spared would tell whoever reads it later of an engine that
+    /// outlived its SIGKILL.
+    async fn is_out_of_reach(&self) -> bool {
+        if self.doubt.is_none() || !self.never_served {
+            return false;
+        }
+        let (engine, reachable) = (self.engine.clone(), self.reachable);
+        let (members, reached) = tokio::task::spawn_blocking(move || reachable(&engine)).await.unwrap_or_default();
+        reached.is_empty() && !members.is_empty()
+    }
+
+    /// Is there a better one than the guess, or none at all?
+    async fn is_spared(&self) -> bool {
+        let Some(page_dir) = self.doubt.clone() else { return false };
+        // An engine that hangs may not be searchable; then there is nothing to better the guess.
+        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
+        let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
+        if let Some(found) = found.filter(|found| self.is_no_engine(found)) {
+            let engine = found.named.then_some(found.process);
+            tracing::error!(guess = ?self.engine, ?engine, "the guess was not the engine; it is spared");
+            return true;
+        }
+        let is_out_of_reach = self.is_out_of_reach().await;
+        if is_out_of_reach {
+            tracing::error!(guess = ?self.engine, "the oldest process of the pod has not served, and is another user's: if it is the engine, it and the agent must run as one user");
+        }
+        is_out_of_reach
     }
 }
 
 async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, tell: mpsc::UnboundedSender<News>) {
-    if let Some(page_dir) = job.doubt.clone() {
-        // An engine that hangs may not be searchable; then there is nothing to better the guess.
-        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
-        let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
-        if let Some(found) = found.filter(|found| job.is_no_engine(found)) {
-            let engine = found.named.then_some(found.process);
-            tracing::error!(guess = ?job.engine, ?engine, "the guess was not the engine; it is spared");
-            let _ = tell.send(News::Spared { guess: job.engine });
-            return;
-        }
+    if job.is_spared().await {
+        let _ = tell.send(News::Spared { guess: job.engine });
+        return;
     }
     if let Some(path) = message_path {
         let (engine, summary) = (job.engine.clone(), std::mem::take(&mut job.summary));
@@ -322,11 +344,6 @@ async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>
     }
     let engine = job.engine.clone();
     let (members, pids) = tokio::task::spawn_blocking(move || kill_members(&engine)).await.unwrap_or_default();
-    if job.is_out_of_reach(&members, &pids) {
-        tracing::error!(guess = ?job.engine, "the oldest process of the pod has not served, and is another user's: if it is the engine, it and the agent must run as one user");
-        let _ = tell.send(News::Spared { guess: job.engine });
-        return;
-    }
     let (episode, lost, engine, at) = (job.episode, job.lost, job.engine, crate::files::wall_clock());
     let _ = tell.send(News::Killed { episode, lost, engine, members, pids, at });
 }

@@ -54,6 +54,11 @@ async fn a_restarted_detector_tells_of_the_evidence_by_what_is_in_the_book() {
     assert_eq!(told, want);
 }
 
+fn job(engine: EngineProcess) -> Job {
+    let (episode, summary) = ("a".to_owned(), String::new());
+    Job { engine, episode, lost: 0, summary, doubt: None, never_served: false, reachable }
+}
+
 /// The engine's image is on its way, and a sidecar is the oldest of the pod.
 #[test]
 fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
@@ -66,8 +71,7 @@ fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
         (true, found(7, true, false), false),
         (false, found(8, true, false), true),
     ] {
-        let (episode, doubt) = ("a".to_owned(), Some(PathBuf::new()));
-        let job = Job { engine: process(7), episode, lost: 0, summary: String::new(), doubt, never_served };
+        let job = Job { never_served, ..job(process(7)) };
         assert_eq!(job.is_no_engine(&found), spared, "{never_served} {found:?}");
     }
 }
@@ -76,16 +80,20 @@ fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
 #[tokio::test]
 async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared() {
     let process = |pid| EngineProcess { pid, start_ticks: 1 };
-    for (never_served, doubt, reached, spared) in [
-        (true, true, vec![], true),
-        (false, true, vec![], false),
-        (true, false, vec![], false),
-        (true, true, vec![7], false),
+    type Reachable = fn(&EngineProcess) -> (Vec<EngineProcess>, Vec<i32>);
+    let refused: Reachable = |root| (vec![root.clone()], Vec::new());
+    let reached: Reachable = |root| (vec![root.clone()], vec![root.pid]);
+    let ended: Reachable = |_| (Vec::new(), Vec::new());
+    for (never_served, doubt, reachable, spared) in [
+        (true, true, refused, true),
+        (false, true, refused, false),
+        (true, false, refused, false),
+        (true, true, reached, false),
+        (true, true, ended, false),
     ] {
-        let (episode, doubt) = ("a".to_owned(), doubt.then(PathBuf::new));
-        let job = Job { engine: process(7), episode, lost: 0, summary: String::new(), doubt, never_served };
-        assert_eq!(job.is_out_of_reach(&[process(7)], &reached), spared, "{never_served} {reached:?}");
-        assert!(!job.is_out_of_reach(&[], &[]), "it has ended");
+        let doubt = doubt.then(PathBuf::new);
+        let job = Job { doubt, never_served, reachable, ..job(process(7)) };
+        assert_eq!(job.is_out_of_reach().await, spared, "{never_served} {:?}", reachable(&process(7)));
     }
     let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
     acts.killed.begins(&process(7), 1);
@@ -94,6 +102,28 @@ async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared() {
     assert_eq!(acts.killed.spared(), Some(&process(7)));
     acts.killed.begins(&process(8), 2);
     assert_eq!(acts.killed.spared(), None);
+}
+
+/// Whoever reads the note of a kill later takes its process for one that outlived it.
+#[tokio::test]
+async fn of_a_kill_that_is_spared_nothing_is_written_and_nothing_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = dir.path().join("message");
+    std::fs::write(&message, "").unwrap();
+    let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+    let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let job = Job {
+        summary: "stalled".to_owned(),
+        doubt: Some(dir.path().join("pages")),
+        never_served: true,
+        reachable: |root| (vec![root.clone()], Vec::new()),
+        ..job(engine.clone())
+    };
+    execute(job, dir.path().to_owned(), Some(message.clone()), tell).await;
+    let News::Spared { guess } = told.recv().await.unwrap() else { panic!("another word") };
+    assert_eq!((guess, child.try_wait().unwrap()), (engine.clone(), None));
+    assert_eq!((KillNote::age(dir.path(), &engine), std::fs::read(message).unwrap().len()), (None, 0));
 }
 
 #[tokio::test]
@@ -105,9 +135,7 @@ async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
     let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
     let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
     let (pid, (tell, mut told)) = (engine.pid, mpsc::unbounded_channel());
-    let job =
-        Job { engine, episode: "a".to_owned(), lost: 0, summary: String::new(), doubt: None, never_served: false };
-    let executed = tokio::time::timeout(SOON, execute(job, dir.path().to_owned(), None, tell)).await;
+    let executed = tokio::time::timeout(SOON, execute(job(engine), dir.path().to_owned(), None, tell)).await;
     // lets the writer go, whatever came of it: the runtime waits for it at its end
     let reader = std::fs::File::open(&hangs);
     executed.expect("the kill waits for a note");
