@@ -46,7 +46,8 @@ pub fn kill_members(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
 /// The processes of the engine, and the pids of those that a signal would reach: whom another user owns it does not. Sends none.
 pub fn reachable(root: &EngineProcess) -> (Vec<EngineProcess>, Vec<i32>) {
     let members = process_tree_members(root);
-    let reached = members.iter().map(|member| member.pid).filter(|pid| kill(Pid::from_raw(*pid), None).is_ok()).collect();
+    let reached =
+        members.iter().map(|member| member.pid).filter(|pid| kill(Pid::from_raw(*pid), None).is_ok()).collect();
     (members, reached)
 }
 

@@ -16,6 +16,8 @@ pub enum Manner {
     Json,
     /// 2.24 to 2.28.6: knows no formats.
     Text,
+    /// The same, which waits for a silent rank first.
+    Waits,
     /// Half an answer, and the connection stays open.
     Half,
     /// A byte every now and then, without end.
@@ -72,6 +74,10 @@ async fn answer(write: &mut (impl AsyncWriteExt + Unpin), manner: Manner, json: 
         Manner::Flood => loop {
             write.write_all(&[b'x'; 1 << 16]).await?;
         },
+        Manner::Waits => {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            write.write_all(JSON.as_bytes()).await?;
+        }
         _ => write.write_all(if json { JSON } else { TEXT }.as_bytes()).await?,
     }
     Ok(())
