@@ -3,14 +3,12 @@
 
 use anyhow::{Context, Result, ensure};
 use crds::InferenceDeployment;
-use crds::episode::ANNOTATION_RESTART_GRANT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use truebeat_tests::fleet::replica::Says;
-use truebeat_tests::wait::until_async;
 
-use crate::world::{BOUND, World};
+use crate::world::World;
 
 const HOST: &str = "kubernetes.io/hostname";
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -52,9 +50,9 @@ pub async fn of_the_fleet(world: &World<'_>) -> Result<()> {
     world.say(&second[0], Says::stalls("second-0")).await?;
     let told = |infd: &InferenceDeployment| says(infd, "a restart waits for the fleet's budget, held by fleet/first");
     world.status("fleet", "second", "it to be told that it waits for the fleet", told).await?;
-    ensure!(key(world, &second[0]).await?.is_none(), "a third of four is restarted");
+    ensure!(world.grant(&second[0]).await?.is_none(), "a third of four is restarted");
     world.say(&first[0], Says::Recovered("first-0".into())).await?;
-    granted(world, &second[0], "second-0").await?;
+    world.granted(&second[0], "second-0").await?;
     world.recover(&second[0], "second-0").await?;
     world.recover(&first[1], "first-1").await?;
     world.leave("fleet").await
@@ -83,14 +81,14 @@ async fn waits_in_place(world: &World<'_>, pods: &[Pod], place: &Waits, beside: 
     let ([(first, first_id), ..], [(last, last_id)]) = (&some[..], &none[..]) else {
         anyhow::bail!("{} have a key, and {} have none", some.len(), none.len());
     };
-    granted(world, first, first_id).await?;
+    world.granted(first, first_id).await?;
 
     world.stall_until_granted(beside, "beside-1").await?;
     world.recover(beside, "beside-1").await?;
-    ensure!(key(world, last).await?.is_none(), "{} is restarted beyond the budget", last.name_any());
+    ensure!(world.grant(last).await?.is_none(), "{} is restarted beyond the budget", last.name_any());
 
     world.say(first, Says::Recovered((*first_id).clone())).await?;
-    granted(world, last, last_id).await?;
+    world.granted(last, last_id).await?;
     for (pod, id) in some.iter().skip(1).chain(&none) {
         world.say(pod, Says::Recovered((*id).clone())).await?;
     }
@@ -115,16 +113,4 @@ fn node(pod: &Pod) -> &str {
 fn says(infd: &InferenceDeployment, words: &str) -> bool {
     let conditions = infd.status.iter().flat_map(|status| &status.conditions);
     conditions.into_iter().any(|c| c.type_ == "EnginesProgressing" && c.message.contains(words))
-}
-
-async fn key(world: &World<'_>, pod: &Pod) -> Result<Option<String>> {
-    let pod = world.now(pod).await?.context("the pod is gone")?;
-    Ok(pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned())
-}
-
-async fn granted(world: &World<'_>, pod: &Pod, id: &str) -> Result<()> {
-    until_async(&format!("the key for {id} on {}", pod.name_any()), BOUND, || async {
-        Ok((key(world, pod).await?.as_deref() == Some(id)).then_some(()))
-    })
-    .await
 }

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use crds::InferenceDeployment;
-use crds::episode::ANNOTATION_RESTART_GRANT;
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -92,7 +90,7 @@ pub async fn store_restored(world: &World<'_>) -> Result<()> {
     answers(world).await?;
     // they end where they are refused, as by an API server that does not know its rights yet
     ["kcm", "sched"].into_iter().try_for_each(|process| world.cluster.start_again(process).map(drop))?;
-    ensure!(granted(world, first).await?.as_deref() == Some("past-1"), "the store is not that of the past");
+    ensure!(world.grant(first).await?.as_deref() == Some("past-1"), "the store is not that of the past");
     // the agents, whose replicas are well, repeat that; each within its minute
     replica::say_all(&world.client, vec![(second, Says::Serves), (first, Says::Recovered("past-1".into()))]).await?;
     comes_back(world).await?;
@@ -102,7 +100,7 @@ pub async fn store_restored(world: &World<'_>) -> Result<()> {
     world.status("restored", "chat", "the grant of the past to be over", over).await?;
     for pod in [first, second] {
         ensure!(world.now(pod).await?.is_some(), "{} was replaced for a stall of the past", pod.name_any());
-        ensure!(granted(world, pod).await?.as_deref() != Some("past-2"), "granted for a stall of the past");
+        ensure!(world.grant(pod).await?.as_deref() != Some("past-2"), "granted for a stall of the past");
     }
     let deletes: Vec<String> =
         world.tried_since(asked)?.iter().filter(|entry| entry.verb == "delete").map(Entry::object).collect();
@@ -178,12 +176,6 @@ async fn answers(world: &World<'_>) -> Result<()> {
 /// When the leader's Lease was renewed last.
 fn renewed(world: &World<'_>) -> Result<String> {
     Ok(world.json(&["-n", NAMESPACE, "lease", LEASE])?["spec"]["renewTime"].to_string())
-}
-
-/// Of which episode the restart of `pod` is granted.
-async fn granted(world: &World<'_>, pod: &Pod) -> Result<Option<String>> {
-    let pod = world.now(pod).await?.context("the pod is gone")?;
-    Ok(pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned())
 }
 
 fn stalled(infd: &InferenceDeployment) -> i32 {

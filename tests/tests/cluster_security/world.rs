@@ -107,12 +107,22 @@ impl<'a> World<'a> {
     pub async fn stall_until_granted(&self, pod: &Pod, id: &str) -> Result<Duration> {
         let started = Instant::now();
         self.say(pod, Says::stalls(id)).await?;
-        until_async(&format!("the grant of {id} on {}", pod.name_any()), BOUND, || async {
-            let pod = self.now(pod).await?.context("the pod is gone")?;
-            Ok(pod.annotations().get(ANNOTATION_RESTART_GRANT).is_some_and(|grant| grant == id).then_some(()))
-        })
-        .await?;
+        self.granted(pod, id).await?;
         Ok(started.elapsed())
+    }
+
+    /// Waits for the grant of this very episode.
+    pub async fn granted(&self, pod: &Pod, id: &str) -> Result<()> {
+        until_async(&format!("the grant of {id} on {}", pod.name_any()), BOUND, || async {
+            Ok((self.grant(pod).await?.as_deref() == Some(id)).then_some(()))
+        })
+        .await
+    }
+
+    /// Of which episode the restart of `pod` is granted.
+    pub async fn grant(&self, pod: &Pod) -> Result<Option<String>> {
+        let pod = self.now(pod).await?.context("the pod is gone")?;
+        Ok(pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned())
     }
 
     /// Says that the episode is over, and waits until its grant is.
