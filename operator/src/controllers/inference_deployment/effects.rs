@@ -165,14 +165,22 @@ fn the_table_names_every_field_of_the_schema_and_no_other() {
 
 /// The paths of everything in a schema that holds a value.
 pub fn leaves(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
-    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    if let Some(properties) = schema["properties"].as_object() {
-        properties.iter().for_each(|(name, schema)| leaves(&below(name), schema, fields));
-    } else if schema["items"].is_object() {
-        leaves(&format!("{path}[]"), &schema["items"], fields);
-    } else if schema["additionalProperties"].is_object() {
-        fields.insert(format!("{path}{{}}"));
-    } else {
-        fields.insert(path.to_owned());
+    each_in(path, schema, &mut |path, schema| {
+        if schema["additionalProperties"].is_object() {
+            fields.insert(format!("{path}{{}}"));
+        } else if schema["properties"].is_null() && !schema["items"].is_object() {
+            fields.insert(path.to_owned());
+        }
+    });
+}
+
+/// All that a schema has, in it and below it, with its path.
+pub fn each_in(path: &str, schema: &Value, see: &mut impl FnMut(&str, &Value)) {
+    see(path, schema);
+    for (name, of) in schema["properties"].as_object().into_iter().flatten() {
+        each_in(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, of, see);
+    }
+    if schema["items"].is_object() {
+        each_in(&format!("{path}[]"), &schema["items"], see);
     }
 }

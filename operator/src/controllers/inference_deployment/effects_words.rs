@@ -7,7 +7,7 @@ use crds::InferenceDeployment;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::effects::{children, merge, spec_with, troubled};
+use super::effects::{children, each_in, merge, spec_with, troubled};
 
 /// Where a word shows.
 #[derive(Debug, Clone, Copy)]
@@ -108,8 +108,7 @@ fn every_word_of_a_spec_does_what_no_other_does() {
 #[test]
 fn the_table_speaks_of_every_word_and_tells_each_from_each() {
     let crd = serde_json::to_value(InferenceDeployment::crd()).unwrap();
-    let mut fields = BTreeMap::new();
-    words("", &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], &mut fields);
+    let fields = words(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]);
     let table = table();
     let unknown: Vec<_> = table.iter().map(|row| row.path).filter(|path| !fields.contains_key(*path)).collect();
     assert!(unknown.is_empty(), "no such field, or not one of a few words: {unknown:?}");
@@ -128,16 +127,14 @@ fn the_table_speaks_of_every_word_and_tells_each_from_each() {
     }
 }
 
-/// Each field that holds one of a few words, and these in the order of the alphabet.
-fn words(path: &str, schema: &Value, fields: &mut BTreeMap<String, Vec<String>>) {
-    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    if let Some(list) = schema["enum"].as_array() {
+/// Each field of a schema that holds one of a few words, and these in the order of the alphabet.
+fn words(schema: &Value) -> BTreeMap<String, Vec<String>> {
+    let mut fields = BTreeMap::new();
+    each_in("", schema, &mut |path, schema| {
+        let Some(list) = schema["enum"].as_array() else { return };
         let mut list: Vec<String> = list.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect();
         list.sort_unstable();
         fields.insert(path.to_owned(), list);
-    }
-    schema["properties"].as_object().into_iter().flatten().for_each(|(name, of)| words(&below(name), of, fields));
-    if schema["items"].is_object() {
-        words(&format!("{path}[]"), &schema["items"], fields);
-    }
+    });
+    fields
 }
