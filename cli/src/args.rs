@@ -39,7 +39,7 @@ pub enum Command {
     Why(WhyArgs),
     /// Read an evidence bundle.
     Bundle(BundleArgs),
-    /// Ask a cluster: why, incidents, bundle; take a pod out of traffic and back: fence, unfence; restart one that stalls. Also as `kubectl truebeat`, by a link to this
+    /// Ask a cluster: why, incidents, bundle; take a pod out of traffic and back: fence, unfence; bear its silence: maintenance; restart one that stalls. Also as `kubectl truebeat`, by a link to this
     /// program named `kubectl-truebeat`.
     Kubectl(crate::cluster::ClusterArgs),
     /// Serve a model with Truebeat's own engine.

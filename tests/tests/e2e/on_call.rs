@@ -18,6 +18,9 @@ const BEGIN: &str = "\
 Written by the story `on_call` from a real run (`make on-call`): a real control plane and kubelet, two replicas of our own engine under
 load, of which one freezes while its `/health` goes on saying 200. Names, times and outputs are that run's own; the machine was a small one
 with other work, so they are no claim.
+
+The commands' names and rights: [runbooks](runbooks/README.md). Incidents that are `Recovered` when the page begins are left over from stories that ran
+before on the same deployment; the page is about the one that is open.
 ";
 
 /// The page as far as it is written.
