@@ -15,13 +15,14 @@ use crate::forensics;
 use crate::forensics::shelf::{self, EvidenceArgs};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
+use crate::gate_role::{GateRole, GateRoleError};
 use crate::launch::{EngineFile, LaunchConfig, run_dirs};
 use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
 use crate::short_slice;
 use crate::signals;
-use crate::sources::{EngineProcess, ExitWatch, process_tree};
+use crate::sources::process_tree;
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
 
@@ -110,7 +111,16 @@ pub struct GateArgs {
     pub inherited_listener: bool,
 }
 
-/// How the gate holds its clients.
+impl GateArgs {
+    fn into_role(self) -> GateRole {
+        let ClientArgs { client_idle, in_flight_max, no_confine } = self.clients;
+        let control = self.control.unwrap_or_else(|| socket_in(&self.agent_dir));
+        let config = GateConfig { upstream: self.upstream, control, client_idle, in_flight_max };
+        GateRole { listen: (!self.inherited_listener).then_some(self.listen), config, confined: !no_confine }
+    }
+}
+
+/// How the gate holds its clients, and itself.
 #[derive(Debug, Args)]
 pub struct ClientArgs {
     /// How long a client's connection is kept that asks for nothing. Must be longer than a load balancer in front keeps it, or that one answers
@@ -120,6 +130,9 @@ pub struct ClientArgs {
     /// So many requests are in flight through the gate at once; who comes beyond them is told to come again.
     #[arg(long, env = "TRUEBEAT_IN_FLIGHT_MAX", default_value_t = gate::IN_FLIGHT_MAX, value_parser = clap::value_parser!(u32).range(1..))]
     pub in_flight_max: u32,
+    /// Do not confine the gate's process: without it, it can start no program, write no file but its own, and make no system call that a gate never needs.
+    #[arg(long, env = "TRUEBEAT_NO_CONFINE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub no_confine: bool,
 }
 
 impl ClientArgs {
@@ -127,7 +140,8 @@ impl ClientArgs {
     fn for_gate(&self, engine: &Uri) -> Vec<OsString> {
         let idle = format!("{}ms", self.client_idle.as_millis());
         let (engine, most) = (engine.to_string(), self.in_flight_max.to_string());
-        ["--upstream", &engine, "--client-idle", &idle, "--in-flight-max", &most].map(OsString::from).to_vec()
+        let told = ["--upstream", &engine, "--client-idle", &idle, "--in-flight-max", &most];
+        told.into_iter().chain(self.no_confine.then_some("--no-confine")).map(OsString::from).collect()
     }
 }
 
@@ -172,13 +186,7 @@ pub enum AgentError {
     #[error(transparent)]
     Watch(#[from] WatchError),
     #[error(transparent)]
-    Gate(#[from] gate::GateError),
-    #[error(
-        "the gate could not listen on {address}: {source}; is another program on that port? choose one with --listen"
-    )]
-    GateListen { address: SocketAddr, source: std::io::Error },
-    #[error("the gate's standard input is no listening socket: {0}; --inherited-listener is for the supervisor alone")]
-    GateInherit(std::io::Error),
+    Gate(#[from] GateRoleError),
     #[error(transparent)]
     Never(#[from] NeverError),
     #[error("could not make a directory for this run at {path}: {source}; choose one with --agent-dir")]
@@ -236,7 +244,10 @@ pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, 
             watch::run(args.watch.into_config(args.agent_dir)?).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Role::Gate(args) => run_gate(args).await,
+        Role::Gate(args) => {
+            args.into_role().run().await?;
+            Ok(ExitCode::SUCCESS)
+        }
         // They ran before there was a runtime; from here they run all the same.
         role @ (Role::Evidence(_) | Role::Exec { .. } | Role::NvmlProbe | Role::PyStacks { .. }) => {
             Ok(small_role(&AgentArgs { role }).unwrap_or(ExitCode::FAILURE))
@@ -297,51 +308,6 @@ pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCod
     Ok(ExitCode::from(ended?))
 }
 
-async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
-    if let Err(error) = role::take_all_descriptors() {
-        tracing::warn!(%error, "the gate could not raise its limit of open files");
-    }
-    let _deaf = args.inherited_listener.then(signals::left_to_the_supervisor);
-    let listener = if args.inherited_listener {
-        tokio::spawn(leave_with_parent());
-        inherited_listener().map_err(AgentError::GateInherit)?
-    } else {
-        let bound = tokio::net::TcpListener::bind(args.listen).await;
-        bound.map_err(|source| AgentError::GateListen { address: args.listen, source })?
-    };
-    let control = args.control.unwrap_or_else(|| socket_in(&args.agent_dir));
-    let ClientArgs { client_idle, in_flight_max } = args.clients;
-    gate::run(listener, GateConfig { upstream: args.upstream, control, client_idle, in_flight_max }).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The supervisor gave us its listening socket as standard input.
-fn inherited_listener() -> std::io::Result<tokio::net::TcpListener> {
-    use std::os::fd::AsFd;
-    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let listener = std::net::TcpListener::from(socket);
-    listener.set_nonblocking(true)?;
-    listener.local_addr()?;
-    tokio::net::TcpListener::from_std(listener)
-}
-
-/// A gate without a supervisor would hold the port against the next one.
-async fn leave_with_parent() {
-    let parent = nix::unistd::getppid();
-    let watch = EngineProcess::of(parent.as_raw()).and_then(|process| ExitWatch::of(&process).ok());
-    while nix::unistd::getppid() == parent {
-        match &watch {
-            Some(watch) => watch.ended().await,
-            None => tokio::time::sleep(Duration::from_millis(250)).await,
-        }
-        // the kernel gives us another parent in the same breath
-        tokio::task::yield_now().await;
-    }
-    tracing::warn!("the supervisor is gone; the gate leaves");
-    // nobody is left to read a status, and a thread that a disk holds is not waited for
-    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
-}
-
 /// Makes a session of its own, so that the whole tree is known by it, and becomes the program.
 fn become_engine(command: &[OsString]) -> ExitCode {
     use std::os::unix::process::CommandExt;
@@ -386,10 +352,11 @@ mod tests {
         };
         let clients = gate(&[]).unwrap();
         assert_eq!((clients.client_idle, clients.in_flight_max), (gate::CLIENT_IDLE, gate::IN_FLIGHT_MAX));
-        let asked = ClientArgs { client_idle: Duration::from_millis(1_500), in_flight_max: 7 };
+        let asked = ClientArgs { client_idle: Duration::from_millis(1_500), in_flight_max: 7, no_confine: true };
         let told = asked.for_gate(&"http://127.0.0.1:1".parse().unwrap());
         let heard = gate(&told).unwrap();
         assert_eq!((heard.client_idle, heard.in_flight_max), (asked.client_idle, asked.in_flight_max));
+        assert!(heard.no_confine && !clients.no_confine);
         assert!(gate(&["--client-idle=999ms".into()]).unwrap_err().to_string().contains("1 s at least"));
         assert!(gate(&["--in-flight-max=0".into()]).is_err(), "it would be no gate");
     }

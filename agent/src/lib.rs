@@ -8,6 +8,7 @@ mod files;
 pub mod footprint;
 pub mod forensics;
 pub mod gate;
+mod gate_role;
 pub mod http;
 pub mod incidents;
 pub mod kill;

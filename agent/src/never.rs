@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn checked(listen: &str, url: &str) -> Result<(), NeverError> {
-        check(listen.parse().unwrap(), &url.parse().unwrap(), Path::new("/run/truebeat-agent/gate.sock"))
+        check(listen.parse().unwrap(), &url.parse().unwrap(), Path::new("/run/truebeat-agent/gate/gate.sock"))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use nix::libc;
-use operator::confine::{self, Reads};
+use operator::confine::in_pod;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Tells a process of these tests where its files lie, and what it is confined by.
@@ -22,10 +22,12 @@ const BY_ENV: &str = "TRUEBEAT_TEST_CONFINED_BY";
 
 /// What has EPERM for an answer. No argument is good, so that none of them would do anything where it is let through: but for the first, which
 /// has a tracer's parent wait for it.
-const REFUSED: [(&str, i64); 14] = [
+const REFUSED: [(&str, i64); 16] = [
     ("ptrace", libc::SYS_ptrace),
     ("process_vm_readv", libc::SYS_process_vm_readv),
     ("execve", libc::SYS_execve),
+    ("kill", libc::SYS_kill),
+    ("tgkill", libc::SYS_tgkill),
     ("unshare", libc::SYS_unshare),
     ("setns", libc::SYS_setns),
     ("mount", libc::SYS_mount),
@@ -111,9 +113,10 @@ fn confined_process() {
     let Some(folder) = std::env::var_os(DIR_ENV).map(PathBuf::from) else { return };
     let by = std::env::var(BY_ENV).unwrap();
     let both = role::listen_in_pod((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap().local_addr().unwrap().is_ipv6();
-    let landlock = by != "seccomp" && confine::files(&Reads::in_pod(&folder.join("serviceaccount"))).unwrap();
+    let files = in_pod(&folder.join("serviceaccount"));
+    let landlock = by != "seccomp" && files.restrict().unwrap();
     if by != "landlock" {
-        confine::calls().unwrap();
+        files.restrict_calls().unwrap();
     }
     if by == "landlock" && !landlock {
         not_run::on_record("s04_landlock_alone_lets_nothing_be_written_or_executed", "this kernel has no landlock");

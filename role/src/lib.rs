@@ -1,8 +1,9 @@
 //! How every program of Truebeat starts and ends, so that a role behaves the same in `truebeat` and in an image of its own: logs on
 //! stderr, one runtime, a listener, a bounded crowd of clients, all the descriptors it may have, how long it waits for a client, an error in
-//! one line, an exit status. It knows nothing of the roles; it may touch stderr, threads, the clock, the sockets that it listens on and the
-//! process's own limits.
+//! one line, an exit status, and what a process can take from itself. It knows nothing of the roles; it may touch stderr, threads, the clock, the
+//! sockets that it listens on and the process's own limits.
 
+pub mod confine;
 pub mod crowd;
 pub mod onward;
 pub mod patience;

@@ -154,9 +154,9 @@ async fn obey(line: &[u8], ledger: &Ledger, memory: &Memory) {
     }
 }
 
-/// Where a gate with this directory is spoken to.
+/// Where a gate with this directory is spoken to: in a folder in which the gate alone writes.
 pub fn socket_in(agent_dir: &Path) -> PathBuf {
-    agent_dir.join("gate.sock")
+    agent_dir.join("gate/gate.sock")
 }
 
 impl Told {
@@ -307,7 +307,7 @@ mod tests {
     #[tokio::test]
     async fn d10_a_disk_that_hangs_holds_neither_gate_nor_fence_and_is_written_when_it_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let path = socket_in(dir.path());
+        let path = dir.path().join("gate.sock");
         let memory = kept_beside(&path);
         // whoever opens it to write waits until somebody reads
         let hangs = memory.with_extension("tmp");

@@ -4,6 +4,7 @@
 mod answers;
 mod awaited;
 mod body;
+pub mod confine;
 pub mod control;
 pub mod counts;
 mod events;

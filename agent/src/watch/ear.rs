@@ -207,12 +207,19 @@ mod tests {
         ear.reply.clone().unwrap()
     }
 
+    /// Where a gate of this directory would listen.
+    fn socket_of(dir: &tempfile::TempDir) -> std::path::PathBuf {
+        let socket = socket_in(dir.path());
+        std::fs::create_dir(socket.parent().unwrap()).unwrap();
+        socket
+    }
+
     #[tokio::test]
     async fn a_gate_that_delivers_is_read_and_one_that_stands_still_is_asked_at_every_tick() {
         let dir = tempfile::tempdir().unwrap();
         let ledger = Arc::new(Ledger::new(1, Control::default()).telling(CountsWriter::create("test").ok()));
-        let socket = UnixListener::bind(dir.path().join("gate.sock")).unwrap();
-        tokio::spawn(control::serve(socket, Arc::clone(&ledger), dir.path().join("gate.state")));
+        let socket = UnixListener::bind(socket_of(&dir)).unwrap();
+        tokio::spawn(control::serve(socket, Arc::clone(&ledger), kept_beside(&socket_in(dir.path()))));
         let (mut ear, open) = (GateEar::new(dir.path()), Control::default());
         let id = ledger.open(monotonic_ms(), STREAM);
         answered(&mut ear, &open).await;
@@ -246,12 +253,12 @@ mod tests {
         };
         assert_eq!(ask(&mut ear).await, 0, "nobody is there");
         // takes connections until its queue is full, and hears nobody
-        let frozen = std::os::unix::net::UnixListener::bind(dir.path().join("gate.sock")).unwrap();
+        let frozen = std::os::unix::net::UnixListener::bind(socket_of(&dir)).unwrap();
         assert!((100..=3 * BETWEEN_MS_MAX).contains(&ask(&mut ear).await), "{}", ear.hangs_ms);
         frozen.set_nonblocking(true).unwrap();
         let ledger = Arc::new(Ledger::new(1, Control::default()));
         let socket = UnixListener::from_std(frozen).unwrap();
-        tokio::spawn(control::serve(socket, ledger, dir.path().join("gate.state")));
+        tokio::spawn(control::serve(socket, ledger, kept_beside(&socket_in(dir.path()))));
         // (each look that a busy machine lets it miss is one more)
         let goes_on = async {
             while ask(&mut ear).await > 0 {
@@ -265,12 +272,12 @@ mod tests {
     async fn a_gate_that_is_slow_is_waited_for_before_it_hangs_for_long() {
         let dir = tempfile::tempdir().unwrap();
         let mut ear = GateEar::new(dir.path());
-        let socket = UnixListener::bind(dir.path().join("gate.sock")).unwrap();
+        let socket = UnixListener::bind(socket_of(&dir)).unwrap();
         ear.silent_ms = 30_000;
         ear.be_patient();
         assert_eq!(ear.hangs_ms, PATIENT_FROM_MS, "nobody knows yet");
         let ledger = Arc::new(Ledger::new(1, Control::default()));
-        let slow = tokio::spawn(control::serve(socket, ledger, dir.path().join("gate.state")));
+        let slow = tokio::spawn(control::serve(socket, ledger, kept_beside(&socket_in(dir.path()))));
         while ear.silent_ms > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
             ear.be_patient();

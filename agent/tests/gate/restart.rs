@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use agent::gate::control::socket_in;
 use agent::gate::ledger::{Control, GateReply};
 use agent::launch::EngineFile;
 use agent::sources::EngineProcess;
@@ -54,8 +55,8 @@ impl Drop for Life {
 impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["agent", "notes", "pages"] {
-            std::fs::create_dir(dir.path().join(name)).unwrap();
+        for name in ["agent/gate", "notes", "pages"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let engine = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let EngineProcess { pid, start_ticks } = EngineProcess::of(engine.id().cast_signed()).unwrap();
@@ -71,7 +72,7 @@ impl Scene {
         let agent_dir = dir.path().join("agent");
         std::fs::write(EngineFile::path(&agent_dir), serde_json::to_vec(&file).unwrap()).unwrap();
         let (tell, orders) = channel();
-        let gate = UnixListener::bind(agent_dir.join("gate.sock")).unwrap();
+        let gate = UnixListener::bind(socket_in(&agent_dir)).unwrap();
         std::thread::spawn(move || gate.incoming().flatten().for_each(|line| answer(&line, &tell)));
         Self { dir, engine, orders }
     }
@@ -254,7 +255,9 @@ fn a_fence_that_a_new_detector_holds_ends_with_the_wish_that_nothing_be_fenced()
 #[test]
 fn d10_a_detector_begins_judges_and_ends_whatever_lies_where_its_files_should() {
     let scene = Scene::new();
-    for name in ["agent/detector.json", "agent/detector.tmp", "agent/gate.state", "notes/fence", "notes/maintenance"] {
+    for name in
+        ["agent/detector.json", "agent/detector.tmp", "agent/gate/gate.state", "notes/fence", "notes/maintenance"]
+    {
         scene.fifo(name);
     }
     let _page = scene.page();

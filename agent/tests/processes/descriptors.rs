@@ -44,7 +44,7 @@ fn word(socket: &Path) -> Option<String> {
 #[test]
 fn a_gate_without_a_descriptor_left_answers_its_detector() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("gate.sock");
+    let socket = dir.path().join("gate/gate.sock");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gate = format!(
         "ulimit -n {DESCRIPTORS}; exec {AGENT} agent gate --listen={port} --upstream=http://127.0.0.1:1 --agent-dir={}",

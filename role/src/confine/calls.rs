@@ -1,4 +1,5 @@
-//! The system calls that no operator needs. A list of refusals: what is not named here works as before, in this libc and the next.
+//! The system calls that none of our confined programs needs. A list of refusals: what is not named here works as before, in this libc and the
+//! next.
 
 use std::collections::BTreeMap;
 
@@ -86,12 +87,22 @@ const KERNEL: &[i64] = &[
     libc::SYS_vhangup,
     libc::SYS_vmsplice,
     libc::SYS_fanotify_init,
-    libc::SYS_memfd_create,
     libc::SYS_memfd_secret,
 ];
 
-/// What changes files by their name, and what Landlock does not see: owners, modes, times, attributes.
+/// Signals to others. `tkill` is musl's way to end itself, and cannot tell a thread of its own from another's.
+const SIGNALS: &[i64] = &[
+    libc::SYS_kill,
+    #[cfg(not(target_env = "musl"))]
+    libc::SYS_tkill,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+];
+
+/// What makes or changes files by their name, or without any, of a process that has nothing to write. Where one has, Landlock bounds it.
 const FILES: &[i64] = &[
+    libc::SYS_memfd_create,
     libc::SYS_mkdirat,
     libc::SYS_mknodat,
     libc::SYS_linkat,
@@ -100,6 +111,10 @@ const FILES: &[i64] = &[
     libc::SYS_renameat,
     libc::SYS_renameat2,
     libc::SYS_truncate,
+];
+
+/// What Landlock does not see: owners, modes, times, attributes.
+const ATTRIBUTES: &[i64] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     FCHMODAT2,
@@ -116,9 +131,7 @@ const FILES: &[i64] = &[
 
 /// The older forms of the same, which newer architectures never had.
 #[cfg(target_arch = "x86_64")]
-const OLDER: &[i64] = &[
-    libc::SYS_fork,
-    libc::SYS_vfork,
+const OLDER_FILES: &[i64] = &[
     libc::SYS_creat,
     libc::SYS_mkdir,
     libc::SYS_rmdir,
@@ -127,6 +140,11 @@ const OLDER: &[i64] = &[
     libc::SYS_symlink,
     libc::SYS_unlink,
     libc::SYS_rename,
+];
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[i64] = &[
+    libc::SYS_fork,
+    libc::SYS_vfork,
     libc::SYS_chmod,
     libc::SYS_chown,
     libc::SYS_lchown,
@@ -139,19 +157,26 @@ const OLDER: &[i64] = &[
     libc::SYS_modify_ldt,
 ];
 #[cfg(not(target_arch = "x86_64"))]
+const OLDER_FILES: &[i64] = &[];
+#[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
 
 /// Their arguments lie in memory, where no filter can look; callers fall back to `clone` and `openat`, whose arguments it sees.
 const UNREADABLE: &[i64] = &[libc::SYS_clone3, libc::SYS_openat2];
 
-/// The filters, to be applied one after the other; the kernel takes the strictest answer of all.
-pub fn filters() -> Result<Vec<BpfProgram>, BackendError> {
-    let mut refused: Rules = [PROCESSES, NAMESPACES, KERNEL, FILES, OLDER].concat().into_iter().map(always).collect();
+/// The filters of a process that writes files or does not, to be applied one after the other; the kernel takes the strictest answer of all.
+pub fn filters(writes: bool) -> Result<Vec<BpfProgram>, BackendError> {
+    let lists = [PROCESSES, SIGNALS, NAMESPACES, KERNEL, ATTRIBUTES, OLDER];
+    let mut refused: Rules = lists.concat().into_iter().map(always).collect();
     refused.insert(libc::SYS_clone, vec![all(vec![masked(0, libc::CLONE_THREAD, 0)?])?]);
-    refused.insert(libc::SYS_openat, writing(2)?);
-    #[cfg(target_arch = "x86_64")]
-    refused.insert(libc::SYS_open, writing(1)?);
+    refused.insert(libc::SYS_tgkill, others()?);
     refused.insert(libc::SYS_socket, families()?);
+    if !writes {
+        refused.extend([FILES, OLDER_FILES].concat().into_iter().map(always));
+        refused.insert(libc::SYS_openat, writing(2)?);
+        #[cfg(target_arch = "x86_64")]
+        refused.insert(libc::SYS_open, writing(1)?);
+    }
     let unreadable = UNREADABLE.iter().copied().map(always).collect();
     Ok(vec![program(refused, libc::EPERM)?, program(unreadable, libc::ENOSYS)?])
 }
@@ -166,6 +191,12 @@ fn writing(flags: u8) -> Result<Vec<SeccompRule>, BackendError> {
     let (mode, made, cut) = (libc::O_ACCMODE, libc::O_CREAT, libc::O_TRUNC);
     let ways = [(mode, libc::O_WRONLY), (mode, libc::O_RDWR), (made, made), (cut, cut)];
     ways.into_iter().map(|(mask, value)| all(vec![masked(flags, mask, value)?])).collect()
+}
+
+/// Any process but this one: it ends itself by a signal when it aborts.
+fn others() -> Result<Vec<SeccompRule>, BackendError> {
+    let own = std::process::id().into();
+    Ok(vec![all(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, own)?])?])
 }
 
 /// Sockets of all families but unix, IPv4 and IPv6, and netlink, which resolvers ask for the addresses of this machine.
