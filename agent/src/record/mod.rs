@@ -311,7 +311,7 @@ impl Follow {
             return Some(engine.clone());
         }
         let page_dir = self.page_dir(args);
-        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
+        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir, None));
         search.await.ok().flatten().map(|found| found.process)
     }
 

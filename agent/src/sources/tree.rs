@@ -62,12 +62,18 @@ pub fn process_tree_members(root: &EngineProcess) -> Vec<EngineProcess> {
 }
 
 /// The engine container's root in a pod with a shared PID namespace: a process whose parent is outside (PPID 0), that is neither
-/// the pause process nor in the agent's own container. Where several are left (other sidecars, `kubectl exec`), those whose
-/// environment names the page directory win, then the oldest.
+/// the pause process nor in the agent's own container. Who comes into a container after its first process came by another door (a probe, a
+/// hook, `kubectl exec`) and is none; nor is whoever is still in the container `ended`, whose engine has ended. Where several are left (other
+/// sidecars), those whose environment names the page directory win, then the oldest.
 ///
 /// Reads `environ`, which waits for the process's memory lock: never on a tick (I4).
-pub fn find_pod_engine(page_dir: &Path) -> Option<Found> {
-    find_engine_in(&ProcRoot::live(), own_pid(), page_dir)
+pub fn find_pod_engine(page_dir: &Path, ended: Option<&str>) -> Option<Found> {
+    find_engine_in(&ProcRoot::live(), own_pid(), page_dir, ended)
+}
+
+/// What names the container that this process is in, where anything does.
+pub fn container_of(process: &EngineProcess) -> Option<String> {
+    own_container(&ProcRoot::live(), process.pid, own_pid()).filter(|_| process.lives())
 }
 
 /// The process that a search took for the engine.
@@ -122,14 +128,16 @@ fn members_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<EngineProce
 }
 
 /// [`find_pod_engine`] over any `/proc`, seen by process `me`.
-pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path) -> Option<Found> {
+pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path, ended: Option<&str>) -> Option<Found> {
     let all = proc.all();
     let spared = ancestors(&all, me);
     let outside =
         |stat: &&Stat| stat.ppid == 0 && stat.pid != 1 && stat.pid != 2 && !stat.ended() && !spared.contains(&stat.pid);
     let mut roots: Vec<&Stat> = all.iter().filter(outside).filter(|stat| !same_container(proc, stat.pid, me)).collect();
-    roots.sort_by_key(|stat| stat.start_ticks);
-    // The engine is the oldest that names the directory: a shell that `kubectl exec` starts beside it has its environment too.
+    roots.sort_by_key(|stat| (stat.start_ticks, stat.pid));
+    // all of a container have its environment, and a container never has a second first process: another start is another container
+    let mut begun: HashSet<String> = ended.map(str::to_owned).into_iter().collect();
+    roots.retain(|stat| own_container(proc, stat.pid, me).is_none_or(|container| begun.insert(container)));
     let named = roots.iter().find(|stat| names_page_dir(proc, stat.pid, page_dir) == Some(true));
     let chosen = named.or(roots.first())?;
     let process = EngineProcess { pid: chosen.pid, start_ticks: chosen.start_ticks };

@@ -19,7 +19,7 @@ pub async fn outlive_engine(bound: Duration, agent_dir: &Path, page_dir: &Path) 
         let mut named_before = false;
         loop {
             let page_dir = page_dir.to_owned();
-            let found = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir)).await;
+            let found = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir, None)).await;
             let known_lives = known.as_ref().map(EngineProcess::lives);
             match found {
                 Ok(None) => return,

@@ -305,7 +305,7 @@ impl Job {
     async fn is_spared(&self) -> bool {
         let Some(page_dir) = self.doubt.clone() else { return false };
         // An engine that hangs may not be searchable; then there is nothing to better the guess.
-        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
+        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir, None));
         let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
         if let Some(found) = found.filter(|found| self.is_no_engine(found)) {
             let engine = found.named.then_some(found.process);

@@ -11,7 +11,7 @@ use super::aside::Aside;
 use crate::forensics::program_of;
 use crate::launch::EngineFile;
 use crate::sources::clock::TickClock;
-use crate::sources::{EngineProcess, ExitWatch, Found, find_pod_engine};
+use crate::sources::{EngineProcess, ExitWatch, Found, container_of, find_pod_engine};
 
 /// A search over `/proc` is not repeated before this while there is no engine, …
 const SEARCH_EVERY_MS: u64 = 200;
@@ -57,7 +57,18 @@ pub struct Follow {
     search: Aside<Option<Found>>,
     words: Vec<String>,
     image: String,
-    reading: Aside<(EngineProcess, Vec<String>, String)>,
+    reading: Aside<Reading>,
+    /// The engine and its container, in a pod where that can be told: what is in there once it has ended is no engine.
+    container: Option<(EngineProcess, String)>,
+}
+
+/// What was read of a process.
+#[derive(Debug)]
+struct Reading {
+    engine: EngineProcess,
+    words: Vec<String>,
+    image: String,
+    container: Option<String>,
 }
 
 impl Follow {
@@ -80,6 +91,7 @@ impl Follow {
             words: Vec::new(),
             image: String::new(),
             reading: Aside::default(),
+            container: None,
         }
     }
 
@@ -198,26 +210,34 @@ impl Follow {
         }
         let page_dir = self.page_dir.clone();
         let every_ms = if living { DOUBT_EVERY_MS } else { SEARCH_EVERY_MS };
-        self.search.start(now_ms, every_ms, move || find_pod_engine(&page_dir));
+        let ended = self.container.as_ref().filter(|(engine, _)| !living && Some(engine) == self.engine.as_ref());
+        let ended = ended.map(|(_, container)| container.clone());
+        self.search.start(now_ms, every_ms, move || find_pod_engine(&page_dir, ended.as_deref()));
     }
 
     fn read_words(&mut self, now_ms: u64) {
-        if let Some((engine, words, image)) = self.reading.take()
-            && Some(&engine) == self.engine.as_ref()
-            && !words.is_empty()
-        {
-            self.image = image;
-            // a launcher knows what it has started
-            if self.agent_dir.is_none() {
-                self.words = words;
-            }
+        if let Some(read) = self.reading.take().filter(|read| Some(&read.engine) == self.engine.as_ref()) {
+            self.hear(read);
         }
         if let Some(engine) = self.engine.clone().filter(|_| self.lives_now()) {
             self.reading.start(now_ms, WORDS_EVERY_MS, move || {
                 // in this order: of a process that has words afterwards, the name of its program was there to be read
                 let (image, words) = (program_of(&engine), words_of(&engine));
-                (engine, words, image)
+                Reading { container: container_of(&engine), engine, words, image }
             });
+        }
+    }
+
+    fn hear(&mut self, read: Reading) {
+        let Reading { engine, words, image, container } = read;
+        self.container = container.map(|container| (engine, container)).or(self.container.take());
+        if words.is_empty() {
+            return;
+        }
+        self.image = image;
+        // a launcher knows what it has started
+        if self.agent_dir.is_none() {
+            self.words = words;
         }
     }
 }

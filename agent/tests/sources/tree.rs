@@ -122,14 +122,44 @@ fn pod(engine_environ: &'static str) -> FakeProc {
 fn in_a_pod_the_engine_is_the_root_that_names_the_page_directory() {
     let fake = pod("PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat/\0");
     let named = Found { process: EngineProcess { pid: 30, start_ticks: 20 }, named: true, hides: false };
-    assert_eq!(find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")), Some(named));
-    assert!(!find_engine_in(&fake.root(), 8, Path::new("/elsewhere")).unwrap().named, "somebody else's variable");
+    assert_eq!(find_engine_in(&fake.root(), 8, Path::new("/run/truebeat"), None), Some(named));
+    assert!(!find_engine_in(&fake.root(), 8, Path::new("/elsewhere"), None).unwrap().named, "somebody else's variable");
+}
+
+/// A shell of `kubectl exec`, a probe, a hook: each has the environment of the engine's container.
+#[test]
+fn who_comes_into_the_engines_container_by_another_door_is_no_engine() {
+    let names = "PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat\0";
+    let found = |fake: &FakeProc, ended: Option<&str>| {
+        find_engine_in(&fake.root(), 8, Path::new("/run/truebeat"), ended).map(|found| (found.process.pid, found.named))
+    };
+    let shell = Process {
+        cgroup: "5:cpu:/pod/engine\n",
+        environ: names,
+        comm: "sh",
+        ppid: 0,
+        pid: 40,
+        start_ticks: 30,
+        ..Default::default()
+    };
+    let fake = pod("\0\0"); // the engine has written a title over its environment
+    fake.remove(15);
+    fake.put(&shell);
+    assert_eq!(found(&fake, None), Some((30, false)), "the shell would be followed, and spare an engine that hangs");
+    let fake = pod(names);
+    fake.put(&shell);
+    assert_eq!(found(&fake, None), Some((30, true)));
+    [15, 30, 31].into_iter().for_each(|pid| fake.remove(pid));
+    let ended = Some("5:cpu:/pod/engine\n");
+    assert_eq!(found(&fake, ended), None, "its container has not ended yet, and will");
+    fake.put(&Process { cgroup: "5:cpu:/pod/engine-2\n", pid: 50, start_ticks: 40, ..shell });
+    assert_eq!(found(&fake, ended), Some((50, true)));
 }
 
 #[test]
 fn without_a_hint_the_oldest_foreign_root_and_never_a_zombie() {
     let fake = pod("");
-    let hides = |fake: &FakeProc| find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")).unwrap().hides;
+    let hides = |fake: &FakeProc| find_engine_in(&fake.root(), 8, Path::new("/run/truebeat"), None).unwrap().hides;
     assert!(hides(&fake), "an environment that was written over tells nothing");
     fake.put(&Process {
         pid: 15,
@@ -140,7 +170,7 @@ fn without_a_hint_the_oldest_foreign_root_and_never_a_zombie() {
     });
     assert!(!hides(&fake), "a sidecar names another directory, or none");
     let found = |fake: &FakeProc| {
-        find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")).map(|found| (found.process.pid, found.named))
+        find_engine_in(&fake.root(), 8, Path::new("/run/truebeat"), None).map(|found| (found.process.pid, found.named))
     };
     assert_eq!(found(&fake), Some((15, false)));
     fake.remove(15);
