@@ -3,6 +3,7 @@
 //!
 //! One deadline over the whole exchange, a cap on the body, no compression, no redirects: the engine may be frozen or mad (I4).
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -185,8 +186,24 @@ impl Place {
 
 /// A text with what it means; one that is no exposition means nothing.
 fn parsed(text: String) -> (String, Exposition) {
-    let page = parse_where(&text, Limits { bytes_max: BODY_BYTES_MAX, samples_max: SAMPLES_MAX }, is_known);
+    let mut page = parse_where(&text, Limits { bytes_max: BODY_BYTES_MAX, samples_max: SAMPLES_MAX }, is_known);
+    if page.truncated {
+        keep_whole_series(&mut page);
+    }
     (text, page)
+}
+
+/// Of a page that was cut, only what can have no more samples beyond the cut. The sum of a part grows and shrinks with what stands before it:
+/// false progress, or a restart that was none. Samples of one name stand together; a name that comes in several places may come once more.
+fn keep_whole_series(page: &mut Exposition) {
+    let mut runs = page.samples.chunk_by(|a, b| a.name == b.name).filter_map(|run| run.first()).peekable();
+    let (mut seen, mut parts) = (HashSet::new(), HashSet::new());
+    while let Some(first) = runs.next() {
+        if !seen.insert(first.name.as_str()) || runs.peek().is_none() {
+            parts.insert(first.name.clone());
+        }
+    }
+    page.samples.retain(|sample| !parts.contains(&sample.name));
 }
 
 /// Cuts at the last whole line below the cap, and gives the memory back.
@@ -197,4 +214,39 @@ fn cut(text: &mut String, bytes_max: usize) {
         text.truncate(end);
     }
     text.shrink_to_fit();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `others` samples of another name stand before more adapters than are read.
+    fn cut_page(others: usize) -> Exposition {
+        let other = (0..others).map(|n| format!("process_open_fds{{n=\"{n}\"}} 1\n"));
+        let tokens =
+            (0..=SAMPLES_MAX).map(|n| format!("vllm:generation_tokens_total{{engine=\"0\",adapter=\"{n}\"}} 7\n"));
+        let (_, page) = parsed(other.chain(tokens).collect());
+        assert!(page.truncated);
+        page
+    }
+
+    #[test]
+    fn a_sum_over_a_part_of_a_page_is_no_sum() {
+        let mut meter = Meter::default();
+        let told = [20, 20, 10, 30].map(|others| meter.map(&cut_page(others)));
+        for one in &told {
+            assert_eq!((one.generation_tokens, one.open_fds), (None, Some(1.0)));
+            assert_eq!((one.progress_digest, one.resets), (0, 0), "the place of the cut alone has moved");
+        }
+    }
+
+    #[test]
+    fn of_a_cut_page_a_name_that_comes_in_several_places_is_not_whole() {
+        let sample = |name: &str| vitals::exposition::Sample { name: name.into(), labels: Vec::new(), value: 1.0 };
+        let samples = ["a", "a", "b", "c", "b", "d", "e"].map(sample).to_vec();
+        let mut page = Exposition { samples, truncated: true, ..Exposition::default() };
+        keep_whole_series(&mut page);
+        let names: Vec<_> = page.samples.iter().map(|sample| sample.name.as_str()).collect();
+        assert_eq!(names, ["a", "a", "c", "d"]);
+    }
 }
