@@ -12,6 +12,7 @@ use agent::sources::{EngineProcess, process_tree};
 use nix::sys::signal::Signal;
 
 use crate::asking::{SOON, get, until};
+use crate::children_of;
 use crate::run::free_addresses::free_addresses;
 use crate::run::{AGENT, Run};
 
@@ -341,9 +342,16 @@ fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
     until("it sleeps", || {
         std::fs::read_to_string(format!("/proc/{}/comm", left.pid)).is_ok_and(|name| name == "sleep\n")
     });
+    let ours = || -> Vec<i32> {
+        let pids = children_of(supervisor(&run)).into_iter();
+        pids.filter(|pid| *pid != left.pid).collect()
+    };
+    until("gate and detector run", || ours().len() == 2);
+    let ours: Vec<EngineProcess> = ours().into_iter().filter_map(EngineProcess::of).collect();
     run.supervisor.kill().unwrap();
     run.supervisor.wait().unwrap();
     assert!(lives(&left));
+    until("gate and detector have left", || ours.iter().all(EngineProcess::is_gone));
     let pages = || std::fs::read_to_string(agent_dir.join("page-dir")).map(std::path::PathBuf::from).unwrap();
     let before = pages();
     assert!(before.starts_with("/dev/shm") && before.is_dir(), "{}", before.display());
