@@ -260,6 +260,11 @@ impl Sources {
         }
     }
 
+    /// Who lives on of an engine whose first process has ended, as far as it was seen before.
+    pub fn left(&self) -> Vec<EngineProcess> {
+        self.proc.left()
+    }
+
     /// The newest scrape as it came, and when it was asked for.
     pub fn last_metrics_text(&self) -> Option<(u64, String)> {
         self.probes.as_ref().and_then(|(scraper, _)| scraper.text())

@@ -2,7 +2,7 @@
 //!
 //! The walk over all of `/proc` is the driver's affair (it may be slow on a big host); this source reads the members it is given.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use vitals::observation::ProcObs;
@@ -11,7 +11,7 @@ use super::cgroup::CgroupWatch;
 use super::clock::TickClock;
 use super::cores::Cores;
 use super::procs::{ProcRoot, Stat};
-use super::tree::{EngineProcess, family};
+use super::tree::{EngineProcess, add_descendants, family};
 
 /// Members read in one look; an engine with more is read in part.
 const MEMBERS_MAX: usize = 512;
@@ -114,6 +114,28 @@ impl ProcSource {
     /// The process that stepped at the last look.
     pub fn stepping_pid(&self) -> Option<i32> {
         self.stepping
+    }
+
+    /// Who lives on of those that were seen last, where the engine's first process has ended. Not who came into its container by another
+    /// door (`kubectl exec`), with what they started: they hold no GPU, and are nobody's to wait for.
+    pub fn left(&self) -> Vec<EngineProcess> {
+        let root = self.engine.as_ref().map(|engine| engine.pid);
+        let (mut left, mut stats) = (Vec::new(), Vec::new());
+        for (pid, start_ticks) in self.accounts.keys().copied().filter(|(pid, _)| Some(*pid) != root) {
+            let process = EngineProcess { pid, start_ticks };
+            match self.proc.find(pid) {
+                Ok(Some(stat)) if process.is(&stat) => stats.push(stat),
+                Ok(_) => continue,
+                // whoever cannot look has not seen it gone
+                Err(_) => {}
+            }
+            left.push(process);
+        }
+        let mut visitors: HashSet<i32> = stats.iter().filter(|stat| stat.ppid == 0).map(|stat| stat.pid).collect();
+        add_descendants(&stats, &mut visitors);
+        left.retain(|process| !visitors.contains(&process.pid));
+        left.sort_by_key(|process| process.pid);
+        left
     }
 
     /// Another engine process, or none: everything that was counted begins anew.

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use vitals::observation::Observation;
 use vitals::recovery::{Effect, RecoveryOutput};
@@ -15,7 +16,7 @@ use super::killed::Killed;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
-use crate::kill::{KillNote, kill_members, reachable, summary_of_book, write_termination_message};
+use crate::kill::{KillNote, kill_members, reachable, send_to, summary_of_book, write_termination_message};
 use crate::metrics::Metrics;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
@@ -81,6 +82,11 @@ pub struct Acts {
 }
 
 impl Acts {
+    /// The same with what is known of an engine's end.
+    pub fn with_killed(self, killed: Killed) -> Self {
+        Self { killed, ..self }
+    }
+
     /// Goes on with a book.
     pub fn new(incidents: Incidents) -> Self {
         let (tell, news) = mpsc::unbounded_channel();
@@ -252,6 +258,15 @@ impl Acts {
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
+    }
+
+    /// What an engine that died by itself has left is ended with it, if it is still there. No key is turned for that (I1): nothing serves any more.
+    pub fn end_remains(&mut self, now_ms: u64) {
+        let remains = self.killed.remains_due(now_ms);
+        if !remains.is_empty() {
+            let pids = send_to(&remains, Signal::SIGKILL);
+            tracing::warn!(?pids, "the engine has ended and left processes behind; they are ended too");
+        }
     }
 
     /// The declaration says `Unkillable`: whoever can drain the node reads it there (I5). The log has it once.

@@ -3,7 +3,6 @@
 use std::os::unix::process::ExitStatusExt;
 
 use clap::Parser;
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
 use super::*;

@@ -123,6 +123,12 @@ impl Follow {
         self.looked(now_ms)
     }
 
+    /// From now on this one, which has ended, but for what is left of it.
+    pub fn stay_with(&mut self, now_ms: u64, engine: EngineProcess) -> Option<EngineProcess> {
+        self.engine = Some(engine);
+        self.looked(now_ms)
+    }
+
     fn looked(&mut self, now_ms: u64) -> Option<EngineProcess> {
         self.read_words(now_ms);
         if self.watched != self.engine {
@@ -139,7 +145,7 @@ impl Follow {
     }
 
     /// Does the engine live, as far as anybody has heard? Asked once a look: the runtime's answer takes locks.
-    fn lives_now(&self) -> bool {
+    pub fn lives_now(&self) -> bool {
         match (&self.engine, &self.exit) {
             (Some(_), Some(exit)) if self.watched == self.engine => !exit.has_ended(),
             (Some(engine), _) => engine.lives(),

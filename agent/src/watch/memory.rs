@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use vitals::detector::Detector;
 use vitals::learned::{Learned, WRITTEN_EVERY_MS};
@@ -13,6 +14,7 @@ use vitals::verdict::Verdict;
 use super::ear::told_last;
 use super::hold::refusal;
 use super::kept::KeptFile;
+use super::killed::End;
 use super::latest::Written;
 use crate::files::{boot_id, read_json};
 use crate::gate::ledger::Control;
@@ -35,6 +37,9 @@ pub struct Memory {
     /// What refused clients were told; empty while the gate was open.
     pub refusal: String,
     pub incidents: Incidents,
+    /// What is left of an engine that was killed, or has ended.
+    #[serde(deserialize_with = "whole_or_nothing")]
+    pub left: Option<End>,
     pub last_unattended_ms: Option<u64>,
     /// Since when the engine is paused, where only its log said so.
     pub paused_ms: Option<u64>,
@@ -49,8 +54,12 @@ pub struct Memory {
     pub by_gate: bool,
 }
 
-/// What an agent of another version learned may read otherwise: it is lost then, and never the fence or the grant beside it.
-fn whole_or_nothing<'de, D: Deserializer<'de>>(from: D) -> Result<Learned, D::Error> {
+/// What an agent of another version learned or saw may read otherwise: it is lost then, and never the fence or the grant beside it.
+fn whole_or_nothing<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + DeserializeOwned,
+{
     let written = serde_json::Value::deserialize(from)?;
     Ok(serde_json::from_value(written).unwrap_or_default())
 }
@@ -143,6 +152,7 @@ pub struct Known<'a> {
     pub last_serving: bool,
     pub refusal: &'a str,
     pub incidents: &'a Incidents,
+    pub left: Option<&'a End>,
     pub last_unattended_ms: Option<u64>,
     pub paused_ms: Option<u64>,
     pub drain_ended: u64,
@@ -150,7 +160,7 @@ pub struct Known<'a> {
 
 impl Memory {
     fn holds(&self, now: &Known<'_>) -> bool {
-        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, .. } = *now;
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, left, .. } = *now;
         let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         (self.engine, self.fit, self.proven) == (engine, fit, proven)
             && (self.fenced, self.last_serving) == (fenced, last_serving)
@@ -158,6 +168,7 @@ impl Memory {
             && self.paused_ms == paused_ms
             && self.refusal == refusal
             && self.incidents == *incidents
+            && self.left.as_ref() == left
     }
 }
 
@@ -189,9 +200,9 @@ impl Keeper {
             return;
         }
         let learned = learned.unwrap_or_else(|| std::mem::take(&mut self.written.learned));
-        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, .. } = *now;
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, left, .. } = *now;
         let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
-        let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
+        let (refusal, incidents, left) = (refusal.to_owned(), incidents.clone(), left.cloned());
         let boot_id = std::mem::take(&mut self.written.boot_id);
         self.written = Memory {
             engine,
@@ -201,6 +212,7 @@ impl Keeper {
             last_serving,
             refusal,
             incidents,
+            left,
             last_unattended_ms,
             paused_ms,
             drain_ended,
@@ -274,6 +286,7 @@ mod tests {
             last_serving: true,
             refusal: "",
             incidents: &incidents,
+            left: None,
             last_unattended_ms: None,
             paused_ms: Some(7),
             drain_ended: 0,
@@ -327,8 +340,9 @@ mod tests {
         assert_eq!(Memory::recall(dir.path()), memory);
         let mut newer = serde_json::to_value(&memory).unwrap();
         newer["learned"] = serde_json::json!({"rhythm": {"decode_step_ms": "of another shape"}});
+        newer["left"] = serde_json::json!({"engine": "of another shape"});
         crate::files::write_json(&Memory::path(dir.path()), &newer).unwrap();
-        assert_eq!(Memory::recall(dir.path()), memory, "all but what was learned");
+        assert_eq!(Memory::recall(dir.path()), memory, "all but what was learned or left");
         memory.boot_id = "another".into();
         crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
         let recalled = Memory::recall(dir.path());

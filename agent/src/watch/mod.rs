@@ -19,6 +19,7 @@ mod poison;
 mod proof;
 mod publish;
 mod ticker;
+mod whom;
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -138,9 +139,7 @@ impl Watch {
         let hand = said.fence.as_ref().map(Fence::words);
         let (memory, told_last) = left.map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
         let memory = if hand.is_none() { memory.heed(&told_last) } else { memory };
-        let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
-        let mut follow = Follow::new(config.standalone.then(|| dir.clone()), &config.sources.page_dir, known);
-        let engine = follow.look_first(now_ms, DISK_WAIT_MAX).await;
+        let (follow, engine, killed) = whom::first(&config, &memory, now_ms).await;
         let same = memory.is_about(engine.as_ref());
         let mut sources = Sources::new(config.sources.clone());
         sources.set_engine(engine.clone());
@@ -183,7 +182,7 @@ impl Watch {
             ticker: Ticker::new().map_err(WatchError::Timer)?,
             lookout: Lookout::start(sources.shared_pages()).map_err(WatchError::Thread)?,
             due_in: Duration::from_millis(config.policy.tick_ms),
-            acts: Acts::new(memory.incidents.clone()),
+            acts: Acts::new(memory.incidents.clone()).with_killed(killed),
             keeper: Keeper::start(dir, memory).map_err(WatchError::Thread)?,
             publisher: Publisher::new(stdout, reporter),
             metrics: Metrics::new()?,
@@ -260,30 +259,6 @@ impl Watch {
         elapsed_ms.saturating_sub(milliseconds(self.due_in))
     }
 
-    fn follow_engine(&mut self, now_ms: u64) {
-        let stays = self.acts.killed.look(now_ms, self.engine.as_ref()) && !self.config.standalone;
-        let engine = if stays { self.follow.stay(now_ms) } else { self.follow.look(now_ms) };
-        if engine.is_none() {
-            // Its container waits, or its image is on the way: a start-up that has not begun is not late (V3).
-            self.detector.engine_restarted(now_ms);
-        }
-        if engine == self.engine {
-            return;
-        }
-        let first = self.engine.is_none();
-        self.sources.set_nonce(self.follow.nonce());
-        tracing::info!(?engine, "the engine is another process");
-        self.sources.set_engine(engine.clone());
-        self.detector.engine_restarted(started_ms(engine.as_ref(), now_ms));
-        self.engine = engine;
-        self.hold = None;
-        self.proof.engine_changed();
-        if !first && !self.drain.borrow().ends {
-            // A drain was meant for the process that has gone.
-            self.drain_ended = self.drain.borrow().id;
-        }
-    }
-
     /// Tells the gate what it shall be, and takes its counters.
     async fn ask_gate(&mut self) {
         match self.gate.ask(&self.control).await {
@@ -317,7 +292,7 @@ impl Watch {
         obs.maintenance = declared.is_some();
         self.metrics.maintenance.set(obs.maintenance.into());
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
-            self.acts.killed.show(engine, proc);
+            self.acts.killed.show(engine, now_ms, self.config.policy.unkillable_ms, proc);
         }
         obs
     }

@@ -105,6 +105,7 @@ impl Watch {
             fenced: self.own_fence,
             refusal: &self.control.reason,
             incidents: &self.acts.incidents,
+            left: self.acts.killed.kept(),
             last_serving: self.publisher.heard().last_serving,
             last_unattended_ms: self.recovery.last_unattended_ms(),
             paused_ms: self.detector.paused_at(),
