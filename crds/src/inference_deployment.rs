@@ -237,11 +237,21 @@ pub struct Gate {
     /// Port on which clients are served; the Service's port 80 leads here.
     #[schemars(range(min = 1024, max = 65535))]
     pub port: i32,
+    /// Requests in flight through one replica's gate at once (4096 where it is not set); whoever comes beyond them is answered 503 and told to come
+    /// again. Each takes 30 to 110 KiB of the agent's memory: with more, raise `agent.resources`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100_000))]
+    pub in_flight_max: Option<i32>,
+    /// For how many seconds a client's connection is kept that asks for nothing (620 where it is not set): longer than a load balancer in front
+    /// keeps it, or that one answers 502 now and then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub client_idle_seconds: Option<i32>,
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        Gate { port: 8080 }
+        Gate { port: 8080, in_flight_max: None, client_idle_seconds: None }
     }
 }
 

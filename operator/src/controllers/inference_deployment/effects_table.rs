@@ -198,6 +198,16 @@ pub fn table() -> Vec<(&'static str, Value, Seen)> {
         ),
         ("drainSeconds", json!({"drainSeconds": 77}), Children("/drain?timeout_s=77")),
         ("gate.port", json!({"gate": {"port": 8777}}), Children("\"targetPort\":8777")),
+        (
+            "gate.inFlightMax",
+            json!({"gate": {"inFlightMax": 77}}),
+            Children("\"TRUEBEAT_IN_FLIGHT_MAX\",\"value\":\"77\""),
+        ),
+        (
+            "gate.clientIdleSeconds",
+            json!({"gate": {"clientIdleSeconds": 77}}),
+            Children("\"TRUEBEAT_CLIENT_IDLE\",\"value\":\"77s\""),
+        ),
         ("rollout.proof", rollout(json!({"proof": "None"})), Children("\"--unattended-after\",\"5m\"]")),
         ("rollout.soakSeconds", rollout(json!({"soakSeconds": 77})), Children("\"minReadySeconds\":77")),
         (

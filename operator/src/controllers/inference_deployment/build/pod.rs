@@ -132,11 +132,13 @@ fn agent_env(infd: &InferenceDeployment) -> Vec<Value> {
         value("TRUEBEAT_TRIM_LOG", "true"),
         value("TRUEBEAT_UNATTENDED_WINDOW", &infd.spec.recovery.unattended_window),
     ];
-    let agent = &infd.spec.agent;
+    let (agent, gate) = (&infd.spec.agent, &infd.spec.gate);
     let policy = agent.policy.as_ref().map(policy_words).unwrap_or_default();
     let asked = [
         agent.log_filter.as_ref().map(|filter| value("TRUEBEAT_LOG", filter)),
         (!policy.is_empty()).then(|| value("TRUEBEAT_POLICY", &policy)),
+        gate.in_flight_max.map(|most| value("TRUEBEAT_IN_FLIGHT_MAX", &most.to_string())),
+        gate.client_idle_seconds.map(|seconds| value("TRUEBEAT_CLIENT_IDLE", &format!("{seconds}s"))),
     ];
     ours.into_iter().chain(asked.into_iter().flatten()).chain(agent.env.iter().map(variable)).collect()
 }
