@@ -7,8 +7,9 @@ use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    client::{self, Calls, ConnectError, FleetPolicy},
+    client::{Calls, FleetPolicy},
     confine,
+    connect::{self, ConnectError},
     controllers::driver,
     health::Health,
     http,
@@ -152,7 +153,7 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     let listener = http::bind(args.listen).map_err(listen)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(OperatorError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(OperatorError::Signals)?;
-    let client = client::connect().await?;
+    let client = connect::connect().await?;
     let place = lease::container(&args.identity, args.pod_uid.as_deref(), std::process::id());
     let identity = unique(&args.identity, place.as_deref());
     tracing::info!(identity, listen = %args.listen, "operator starts");

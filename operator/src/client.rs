@@ -371,25 +371,6 @@ fn status_of(error: &kube::Error) -> Option<&kube::core::Status> {
     }
 }
 
-/// A client from the pod's service account or the kubeconfig, with kube's own retries off and its TLS on ring.
-pub async fn connect() -> Result<Client, ConnectError> {
-    let mut config = kube::Config::infer().await.map_err(|e| ConnectError::Config(Box::new(e)))?;
-    config.default_retry = false;
-    config.connect_timeout = Some(Duration::from_secs(4));
-    config.write_timeout = Some(Duration::from_secs(10));
-    // No read_timeout: it would cut watches; plain requests have the deadlines above, watches an idle limit of their own.
-    Client::try_from(config).map_err(|e| ConnectError::Client(Box::new(e)))
-}
-
-/// The operator cannot reach any API server.
-#[derive(Debug, Error)]
-pub enum ConnectError {
-    #[error("find the API server (KUBECONFIG, ~/.kube/config or a pod's service account): {0}")]
-    Config(Box<kube::config::InferConfigError>),
-    #[error("build the API client: {0}")]
-    Client(Box<kube::Error>),
-}
-
 #[cfg(test)]
 #[path = "client_tests.rs"]
 mod tests;

@@ -6,6 +6,7 @@ pub mod check;
 pub mod cli;
 pub mod client;
 pub mod confine;
+pub mod connect;
 pub mod controllers;
 pub mod digest;
 pub mod health;
