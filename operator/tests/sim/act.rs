@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use crds::poison::{ANNOTATION_POISON, read};
-use operator::{client::FIELD_MANAGER, controllers::inference_deployment::plan::ANNOTATION_APPLIED};
 use serde_json::{Value, json};
 
 use super::{
     broken::Fault,
+    clocks::Clock,
     cluster::State,
     kube::{
         kinds,
         object::Object,
         store::{Key, Store},
-        verbs::merge_patch,
     },
     story::NAMESPACE,
     world::{World, target},
@@ -173,6 +172,11 @@ pub enum Act {
         operator: usize,
     },
     DeleteLease,
+    /// The clocks of an operator's machine are wrong from now on.
+    Clock {
+        operator: usize,
+        clock: Clock,
+    },
     /// A newer version of the operator stored this, which the schema of this one does not know.
     Newer {
         name: &'static str,
@@ -256,7 +260,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
             let at = target("pods", &key.1, &key.2, "user").status();
             drop(state.store.merge(&at, json!({"status": {"conditions": conditions}})));
         }),
-        Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } | Act::Terminate { .. } => {}
+        Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } | Act::Terminate { .. } | Act::Clock { .. } => {}
         _ => on_children(act, state),
     }
 }
@@ -350,7 +354,7 @@ fn on_children(act: &Act, state: &mut State) {
             newer.pointer_mut(pointer).into_iter().for_each(|field| field.clone_from(value));
             store.put(kinds::of("inferencedeployments"), key, newer.into(), entry.managers);
         }
-        Act::Older { plural, patch } => older(store, plural, patch),
+        Act::Older { plural, patch } => super::changes::older(store, plural, patch),
         Act::PatchPods { patch } => {
             let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();
             for (_, namespace, name) in keys {
@@ -361,18 +365,6 @@ fn on_children(act: &Act, state: &mut State) {
         }
         _ => {}
     }
-}
-
-/// By server-side apply under the operator's own name: who applies without it takes it off, and nobody else does.
-fn older(store: &mut Store, plural: &str, patch: &Value) {
-    let at = target(plural, NAMESPACE, child(plural), FIELD_MANAGER);
-    let Ok((_, live)) = store.read(&at) else { return };
-    let mut body = live.json();
-    let written = ["name", "labels", "annotations", "ownerReferences"];
-    body["metadata"].as_object_mut().into_iter().for_each(|map| map.retain(|name, _| written.contains(&name.as_str())));
-    body["metadata"]["annotations"][ANNOTATION_APPLIED] = json!("older");
-    merge_patch(&mut body, patch);
-    drop(store.apply(&at, body));
 }
 
 /// Name of the child of a kind of the InferenceDeployment `chat`.

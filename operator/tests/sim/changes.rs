@@ -1,11 +1,14 @@
 //! Standard stories of specs that change: a revision whose engines hang, the same one mended, and the incident in which an autoscaler
 //! went from 6 to 20 and back to 6 and kept the frozen ones.
 
-use serde_json::json;
+use operator::{client::FIELD_MANAGER, controllers::inference_deployment::plan::ANNOTATION_APPLIED};
+use serde_json::{Value, json};
 
 use super::{
-    act::Act,
-    story::{Story, create, edit, freeze, plain, spec},
+    act::{Act, child},
+    kube::{store::Store, verbs::merge_patch},
+    story::{NAMESPACE, Story, create, edit, freeze, plain, spec},
+    world::target,
 };
 
 /// Engines of this image freeze some seconds after they have begun to serve, wherever they run.
@@ -97,4 +100,16 @@ pub fn expectations(name: &str) -> Vec<(u64, Act)> {
         ],
         _ => Vec::new(),
     }
+}
+
+/// By server-side apply under the operator's own name: who applies without it takes it off, and nobody else does.
+pub fn older(store: &mut Store, plural: &str, patch: &Value) {
+    let at = target(plural, NAMESPACE, child(plural), FIELD_MANAGER);
+    let Ok((_, live)) = store.read(&at) else { return };
+    let mut body = live.json();
+    let written = ["name", "labels", "annotations", "ownerReferences"];
+    body["metadata"].as_object_mut().into_iter().for_each(|map| map.retain(|name, _| written.contains(&name.as_str())));
+    body["metadata"]["annotations"][ANNOTATION_APPLIED] = json!("older");
+    merge_patch(&mut body, patch);
+    drop(store.apply(&at, body));
 }

@@ -8,7 +8,7 @@ use super::{
     act::Act,
     broken,
     changes::{self, BAD_IMAGE},
-    doubts,
+    clocks, doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
     fleet, held, leaving,
     report::Report,
@@ -174,8 +174,8 @@ pub fn all() -> Vec<Row> {
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
-    let more = [held::rows(), broken::rows(), stuck::rows(), fleet::rows(), strangers::rows()];
-    rows.extend(more.into_iter().flatten());
+    let more = [held::rows, broken::rows, stuck::rows, fleet::rows, strangers::rows, clocks::rows];
+    rows.extend(more.into_iter().flat_map(|rows| rows()));
     rows
 }
 

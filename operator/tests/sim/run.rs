@@ -1,18 +1,17 @@
 //! One run: the real operator (elector, controllers, client) in two processes of this world, in virtual time, on one
 //! thread, with the acts of a story. Ends with what was violated and the hash of all that happened.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    task::{Context as TaskContext, Poll, Waker},
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
 };
 
+use jiff::SignedDuration;
 use operator::{
     client::{Calls, FleetPolicy},
     controllers::driver,
     health::Health,
-    leader::elector::Elector,
+    leader::{Leadership, elector::Elector},
     metrics::Metrics,
     wall::Wall,
 };
@@ -21,8 +20,11 @@ use tokio::{sync::Notify, task::JoinHandle, time::sleep_until};
 use super::{
     act::{self, Act},
     checks,
+    clocks::Clock,
     cluster::Cluster,
-    end, nodes,
+    end,
+    ice::{Freezable, Ice},
+    nodes,
     passes::Caller,
     patience,
     report::{Report, by_object},
@@ -61,6 +63,10 @@ struct Run {
     /// When which place gets a new process.
     restarts: Vec<(u64, usize)>,
     thaws: Vec<(u64, usize)>,
+    /// By how many milliseconds the wall clock of each place is off.
+    clocks: [Arc<AtomicI64>; OPERATORS],
+    /// Until when the monotonic clock of a place stands.
+    standing: Vec<(u64, usize)>,
     started: u32,
     next_tick_ms: u64,
     /// Passes over a frozen copy of the world, which must come to rest (P12).
@@ -77,6 +83,9 @@ struct Process {
     id: u32,
     task: JoinHandle<()>,
     ice: Arc<Ice>,
+    /// Of its elector alone.
+    campaign: Arc<Ice>,
+    leadership: Arc<Leadership>,
     /// SIGTERM.
     stop: Arc<Notify>,
 }
@@ -98,6 +107,8 @@ impl Run {
             operators: Vec::new(),
             restarts: Vec::new(),
             thaws: Vec::new(),
+            clocks: Default::default(),
+            standing: Vec::new(),
             started: 0,
             next_tick_ms: 0,
             twins: Vec::new(),
@@ -108,8 +119,8 @@ impl Run {
     }
 
     async fn go(mut self, story: &Story) -> Report {
-        for _ in 0..OPERATORS {
-            let process = self.start();
+        for place in 0..OPERATORS {
+            let process = self.start(place);
             self.operators.push(process);
         }
         let last_act = story.acts.iter().map(|(at, _)| *at).max().unwrap_or(0);
@@ -216,11 +227,15 @@ impl Run {
             now.into_iter().map(|(_, place)| place).collect::<Vec<_>>()
         };
         for place in due(&mut self.restarts) {
-            self.operators[place] = self.start();
+            self.operators[place] = self.start(place);
         }
         for place in due(&mut self.thaws) {
             self.operators[place].ice.thaw();
         }
+        for place in due(&mut self.standing) {
+            self.operators[place].campaign.thaw();
+        }
+        self.standing.iter().for_each(|(_, place)| self.operators[*place].leadership.renewed());
         let led = self.is_led();
         let mut state = self.cluster.lock();
         let stirred = state.store.stirred;
@@ -233,7 +248,7 @@ impl Run {
             self.cluster.tell();
             return now_ms + TICK_MS;
         }
-        let own = self.restarts.iter().chain(&self.thaws).map(|(at, _)| *at);
+        let own = self.restarts.iter().chain(&self.thaws).chain(&self.standing).map(|(at, _)| *at);
         on_grid(own.fold(self.world.due_ms(now_ms), u64::min).max(now_ms + 1))
     }
 
@@ -246,6 +261,7 @@ impl Run {
                 self.thaws.push((now_ms + ms, place));
                 self.absent_ms = self.absent_ms.max(now_ms + ms);
             }
+            Act::Clock { operator, clock } => self.misset(self.place(*operator), clock, now_ms),
             Act::Terminate { operator } => {
                 let place = self.place(*operator);
                 self.operators[place].stop.notify_one();
@@ -265,6 +281,18 @@ impl Run {
         drop(state);
         if changed {
             self.cluster.tell();
+        }
+    }
+
+    fn misset(&mut self, place: usize, clock: &Clock, now_ms: u64) {
+        match clock {
+            Clock::Off { ms } => self.clocks[place].store(*ms, Ordering::Relaxed),
+            Clock::Stands { ms } => {
+                self.operators[place].campaign.freeze();
+                self.standing.push((now_ms + ms, place));
+                // (until the last of what it sent has been answered)
+                self.cluster.lock().checks.two_lead_until_ms = now_ms + ms + TICK_MS;
+            }
         }
     }
 
@@ -293,11 +321,12 @@ impl Run {
         }
     }
 
-    fn start(&mut self) -> Process {
+    fn start(&mut self, place: usize) -> Process {
         self.started += 1;
         let (id, identity) = (self.started, format!("operator-{}", self.started));
         let cluster = self.cluster.clone();
-        let wall = wall_of(&cluster);
+        let (true_wall, off) = (wall_of(&cluster), self.clocks[place].clone());
+        let wall = Wall::new(move || true_wall.now() + SignedDuration::from_millis(off.load(Ordering::Relaxed)));
         let client = cluster.client(Caller::new(id, identity.as_str()));
         let namespace = self.scope.map(str::to_owned);
         let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.world.fleet);
@@ -306,12 +335,13 @@ impl Run {
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
         let context = Arc::new(driver::Context { calls, health, namespace });
         let stop = Arc::new(Notify::new());
-        let asked = stop.clone();
+        let (asked, campaign, held) = (stop.clone(), Arc::new(Ice::default()), leadership.clone());
+        let slow = campaign.clone();
         // as `operator::cli` wires them
         let work = async move {
             tokio::select! {
                 biased;
-                () = elector.run() => {}
+                () = (Freezable { ice: slow, inner: Box::pin(elector.run()) }) => {}
                 () = driver::lead(context, &leadership) => {}
                 () = asked.notified() => {}
             }
@@ -320,7 +350,7 @@ impl Run {
         };
         let ice = Arc::new(Ice::default());
         let task = tokio::spawn(Freezable { ice: ice.clone(), inner: Box::pin(work) });
-        Process { id, task, ice, stop }
+        Process { id, task, ice, campaign, leadership: held, stop }
     }
 }
 
@@ -341,44 +371,4 @@ pub fn wall_of(cluster: &Arc<Cluster>) -> Wall {
 
 fn on_grid(at_ms: u64) -> u64 {
     at_ms.div_ceil(TICK_MS) * TICK_MS
-}
-
-/// SIGSTOP for a task.
-#[derive(Default)]
-struct Ice(Mutex<(bool, Option<Waker>)>);
-
-impl Ice {
-    fn holds(&self) -> bool {
-        self.0.lock().expect("no panic").0
-    }
-
-    fn freeze(&self) {
-        self.0.lock().expect("no panic").0 = true;
-    }
-
-    fn thaw(&self) {
-        let mut ice = self.0.lock().expect("no panic");
-        ice.0 = false;
-        ice.1.take().into_iter().for_each(Waker::wake);
-    }
-}
-
-struct Freezable {
-    ice: Arc<Ice>,
-    inner: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
-
-impl Future for Freezable {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<()> {
-        {
-            let mut ice = self.ice.0.lock().expect("no panic");
-            ice.1 = Some(context.waker().clone());
-            if ice.0 {
-                return Poll::Pending;
-            }
-        }
-        self.inner.as_mut().poll(context)
-    }
 }

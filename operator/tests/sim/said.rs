@@ -126,6 +126,13 @@ impl Log<'_> {
         Some(format!("{} tries at {} in one second", hot.1, hot.0.0))
     }
 
+    /// So many operators write from the first of these moments on and before the second.
+    pub fn writers_between(&self, (from_ms, to_ms): (u64, u64), wanted: usize) -> Option<String> {
+        let writes = self.writes().filter(|write| (from_ms..to_ms).contains(&write.at_ms));
+        let writers: BTreeSet<&str> = writes.map(|write| write.operator).collect();
+        (writers.len() != wanted).then(|| format!("{writers:?} wrote from {from_ms} to {to_ms} ms"))
+    }
+
     pub fn one_writer(&self) -> Option<String> {
         let writers: BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
         (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
