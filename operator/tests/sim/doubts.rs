@@ -88,7 +88,7 @@ fn replaced_while(rule: Rule) -> Story {
 }
 
 /// Somebody's webhook is down.
-fn records_refused(between_ms: (u64, u64)) -> Rule {
+pub fn records_refused(between_ms: (u64, u64)) -> Rule {
     let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
     Rule::refuse(between_ms, &["patch"], &["engineincidents"], why)
 }

@@ -47,6 +47,7 @@ mod patience;
 mod paused;
 mod policies;
 mod random;
+mod refused;
 mod report;
 mod rng;
 mod rows;

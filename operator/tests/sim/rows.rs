@@ -10,7 +10,7 @@ use super::{
     changes::{self, BAD_IMAGE},
     clocks, doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
-    fleet, held, leaving,
+    fleet, held, leaving, refused,
     report::Report,
     run::run,
     said::Log,
@@ -100,7 +100,7 @@ pub fn all() -> Vec<Row> {
         row("a16-label-corrupted", untrue::mislabelled, untrue::unknown_until_mended),
         row("a17-huge-objects", huge, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
         row("a17-annotations-full", doubts::annotations_full, doubts::told_once_there_is_room),
-        row("a18-quota", untrue::quota, |log| vec![log.no_delete(), log.has("PodsRefused"), log.has("exceeded quota")]),
+        row("a18-quota", untrue::quota, untrue::restarted_where_it_is),
         row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
         row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
         row("a21-etcd-restored", untrue::restored_in_a_restart, |log| {
@@ -174,7 +174,7 @@ pub fn all() -> Vec<Row> {
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
-    let more = [held::rows, broken::rows, stuck::rows, fleet::rows, strangers::rows, clocks::rows];
+    let more = [held::rows, broken::rows, stuck::rows, fleet::rows, strangers::rows, clocks::rows, refused::rows];
     rows.extend(more.into_iter().flat_map(|rows| rows()));
     rows
 }

@@ -54,6 +54,13 @@ pub fn quota() -> Story {
     story
 }
 
+/// Nobody is deleted, nor is it granted, and the server's words are told.
+pub fn restarted_where_it_is(log: &Log<'_>) -> Vec<Option<String>> {
+    let replaced = log.times(&["\"action\":\"Replace\""]).into_iter().next();
+    let granted = replaced.map(|at_ms| format!("a replacement is granted at {at_ms} ms"));
+    vec![log.no_delete(), granted, log.has("PodsRefused"), log.has("exceeded quota")]
+}
+
 /// Restored to before a restart that is going on: neither the grant nor the stall is in the API any more.
 pub fn restored_in_a_restart() -> Story {
     let mut story = scene(vec![(15_000, Act::Backup), (24_500, Act::Restore)], Vec::new());

@@ -158,6 +158,11 @@ impl<'a> Terms<'a> {
         (now < until).then_some(until)
     }
 
+    /// Can no pod be made that could take the place of this one? Where no restart helps, it is of no use where it is.
+    pub fn nobody_follows(&self, pod: &PodView) -> bool {
+        self.pods_refused && !pod.needs_another_place()
+    }
+
     /// The granted recoveries of this pod that still count.
     fn recoveries<'b>(&'b self, pod: &'b PodView, now: &'b str) -> impl Iterator<Item = &'b PastGrant> {
         self.recent.iter().filter(move |past| past.pod_uid == pod.uid && young(past, self.window, now))

@@ -97,9 +97,10 @@ pub fn to_announce<'a>(grants: &'a [Grant], pod: &PodView) -> Option<&'a Grant> 
 }
 
 /// Is the replacement of this pod granted for what it stalls by now, and is it still there? One that went on by itself meanwhile is spared,
-/// and what began on it since is another case: a mere suspicion deletes nothing (I1).
-pub fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
-    let Some(episode) = pod.open_episode() else { return false };
+/// and what began on it since is another case: a mere suspicion deletes nothing (I1). Nor is one deleted, whatever was granted before, while
+/// nobody may be made in its place (A18).
+pub fn to_replace(grants: &[Grant], pod: &PodView, terms: &Terms<'_>) -> bool {
+    let Some(episode) = pod.open_episode().filter(|_| !terms.nobody_follows(pod)) else { return false };
     let mine = |grant: &&Grant| {
         grant.pod_uid == pod.uid && grant.action == GrantAction::Replace && grant.episode == episode.id
     };
@@ -159,6 +160,9 @@ fn dated(grant: &Grant, now: &str) -> Grant {
 fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option<Grant> {
     let grant = &dated(grant, now);
     let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
+    if let Some(restart) = pod.and_then(|pod| turned_back(grant, pod, terms, now)) {
+        return Some(restart);
+    }
     if grant.action == GrantAction::Replace || pod.is_some_and(|pod| escalate::lingers(pod, now)) {
         return (!escalate::replaced(grant, pods, terms, now)).then(|| grant.clone());
     }
@@ -170,8 +174,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     if !reported.open {
         return None;
     }
-    // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
-    let held = terms.mode != RecoveryMode::Recover || (terms.holds_at(&pod.node) && pod.asked().is_none());
+    let held = held(pod, terms);
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
         let may = !held && terms.may_restart(pod, now);
@@ -184,6 +187,19 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return Some(follower);
     }
     (!restarts::overdue(pod, &grant.granted_at, terms, now)).then(|| grant.clone())
+}
+
+/// A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
+fn held(pod: &PodView, terms: &Terms<'_>) -> bool {
+    terms.mode != RecoveryMode::Recover || (terms.holds_at(&pod.node) && pod.asked().is_none())
+}
+
+/// The restart that a replacement becomes which is granted and not made yet, where by now nobody may be made in its place (A18): one more that
+/// may be in vain is better than no pod.
+fn turned_back(grant: &Grant, pod: &PodView, terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    let same = !pod.leaving && pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
+    let back = same && grant.action == GrantAction::Replace && terms.nobody_follows(pod) && !held(pod, terms);
+    back.then(|| Grant { action: GrantAction::Restart, granted_at: now.to_owned(), ..grant.clone() })
 }
 
 /// What follows on the slot of a restart that is in vain.
@@ -230,171 +246,5 @@ pub fn wants_slot(pod: &PodView) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::controllers::inference_deployment::testing::{granted_by, pod};
-
-    const NOW: &str = "2026-01-01T00:00:00Z";
-
-    fn step(grants: &[Grant], pods: &[PodView]) -> Vec<String> {
-        next(grants, pods, &Terms::simple(RecoveryMode::Recover, 1), NOW).into_iter().map(|g| g.episode).collect()
-    }
-
-    fn held(pod: &PodView) -> Grant {
-        grant(pod, GrantAction::Restart, &Terms::simple(RecoveryMode::Recover, 1), NOW).unwrap()
-    }
-
-    #[test]
-    fn two_frozen_get_one_grant_the_older_first() {
-        let (young, old) = (pod("a", "Stalled", 9), pod("b", "Stalled", 3));
-        assert_eq!(step(&[], &[young.clone(), old.clone()]), ["e-b"]);
-        assert_eq!(step(&[held(&old)], &[young, old]), ["e-b"]);
-    }
-
-    #[test]
-    fn only_a_confirmed_stall_gets_one() {
-        for stage in ["Suspect", "Recovered", "Cleared"] {
-            assert!(step(&[], &[pod("a", stage, 1)]).is_empty(), "{stage}");
-        }
-        let leaving = PodView { leaving: true, ..pod("a", "Stalled", 1) };
-        assert!(step(&[], &[leaving]).is_empty());
-    }
-
-    #[test]
-    fn other_modes_grant_nothing_and_take_nothing_back() {
-        let frozen = pod("a", "Stalled", 1);
-        for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
-            assert!(next(&[], std::slice::from_ref(&frozen), &Terms::simple(mode, 1), NOW).is_empty());
-            assert_eq!(next(&[held(&frozen)], std::slice::from_ref(&frozen), &Terms::simple(mode, 1), NOW).len(), 1);
-        }
-    }
-
-    #[test]
-    fn a_slot_is_free_again_when_the_episode_closes_or_the_pod_is_gone() {
-        let (done, frozen) = (pod("a", "Recovered", 1), pod("b", "Stalled", 2));
-        let grants = [held(&pod("a", "Stalled", 1))];
-        assert_eq!(step(&grants, &[done, frozen.clone()]), ["e-b"]);
-        assert_eq!(step(&grants, &[frozen]), ["e-b"]);
-    }
-
-    #[test]
-    fn a_doubt_keeps_the_slot() {
-        let frozen = pod("a", "Stalled", 1);
-        let silent = PodView { episode: Default::default(), ready: false, ..frozen.clone() };
-        let serving = PodView { ready: true, ..silent.clone() };
-        let other = pod("b", "Stalled", 2);
-        assert_eq!(step(&[held(&frozen)], &[silent, other.clone()]), ["e-a"]);
-        assert_eq!(step(&[held(&frozen)], &[serving, other]), ["e-b"]);
-    }
-
-    #[test]
-    fn a_restart_that_a_pod_granted_itself_counts() {
-        for stage in ["Granted", "Killed", "Restarting"] {
-            let mut restarting = pod("a", stage, 1);
-            granted_by(&mut restarting, "self");
-            assert!(step(&[], &[restarting, pod("b", "Stalled", 2)]).is_empty(), "{stage}");
-        }
-    }
-
-    #[test]
-    fn an_engine_that_dies_by_itself_again_and_again_holds_up_nobody() {
-        assert_eq!(step(&[], &[pod("a", "Restarting", 1), pod("b", "Stalled", 2)]), ["e-b"]);
-    }
-
-    #[test]
-    fn who_waits_for_the_budget_is_told_so_and_nobody_else() {
-        let (first, second) = (pod("a", "Stalled", 1), pod("b", "Stalled", 2));
-        let grants = [held(&first)];
-        let at = |text: &str| text.parse::<Timestamp>().unwrap();
-        let note = |pod: &PodView, now| to_queue(&grants, pod, RecoveryMode::Recover, at(now));
-        let told = Some("e-b@2026-01-01T00:01:00Z".to_owned());
-        assert_eq!(note(&second, "2026-01-01T00:01:00.789Z"), told);
-        let waiting = PodView { queued: told, ..second.clone() };
-        assert_eq!(note(&waiting, "2026-01-01T00:01:19.9Z"), None, "fresh: silent (P7)");
-        assert_eq!(note(&waiting, "2026-01-01T00:01:20Z").as_deref(), Some("e-b@2026-01-01T00:01:20Z"));
-        assert!(note(&waiting, "2026-01-01T00:00:00Z").is_some(), "from the future: a clock was set back");
-        for foreign in ["e-x@2026-01-01T00:01:00Z", "e-b", "e-b@now"] {
-            let pod = PodView { queued: Some(foreign.to_owned()), ..second.clone() };
-            assert!(note(&pod, "2026-01-01T00:01:00Z").is_some(), "{foreign}");
-        }
-        for quiet in [first, pod("c", "Suspect", 1), PodView { leaving: true, ..second.clone() }] {
-            assert_eq!(note(&quiet, "2026-01-01T00:01:00Z"), None);
-        }
-        for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
-            assert_eq!(to_queue(&grants, &second, mode, at(NOW)), None, "nothing is queued where nothing is granted");
-        }
-    }
-
-    #[test]
-    fn a_new_episode_of_the_same_pod_takes_over_its_slot() {
-        let mut again = pod("a", "Stalled", 1);
-        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
-        assert_eq!(step(&grants, &[again.clone(), pod("b", "Stalled", 0)]), ["e-a"]);
-        again = pod("a", "Suspect", 1);
-        assert_eq!(step(&grants, &[again.clone()]), ["e-old"], "not confirmed yet: nothing new is granted");
-        let (pods, terms) = ([again], Terms::simple(RecoveryMode::Recover, 1));
-        let last = ["00:10:00Z", "00:10:01Z"].map(|at| next(&grants, &pods, &terms, &format!("2026-01-01T{at}")).len());
-        assert_eq!(last, [1, 0], "its end was not heard, and the slot is not kept for it for ever");
-    }
-
-    #[test]
-    fn a_slot_that_is_taken_over_escalates_as_any_other() {
-        let again = pod("a", "Stalled", 1);
-        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
-        let restarted =
-            |at: &str| crds::PastGrant { pod_uid: again.uid.clone(), granted_at: at.to_owned(), ..Default::default() };
-        let recent = ["2025-12-31T23:55:00Z", "2025-12-31T23:58:00Z"].map(restarted);
-        let terms = Terms { recent: &recent, ..Terms::simple(RecoveryMode::Recover, 1) };
-        let next = next(&grants, std::slice::from_ref(&again), &terms, NOW);
-        let next: Vec<_> = next.iter().map(|grant| (grant.episode.as_str(), grant.action)).collect();
-        assert_eq!(next, [("e-a", GrantAction::Replace)], "two restarts within the window cured nothing");
-    }
-
-    #[test]
-    fn a_new_episode_gets_no_key_where_none_are_handed_out() {
-        let again = pod("a", "Stalled", 1);
-        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
-        let all_stall = Terms {
-            hold: Hold::Deployment("5 of 6 replicas stall at once".to_owned()),
-            ..Terms::simple(RecoveryMode::Recover, 1)
-        };
-        for terms in [all_stall, Terms::simple(RecoveryMode::Fence, 1)] {
-            let kept = next(&grants, std::slice::from_ref(&again), &terms, NOW);
-            assert!(kept.is_empty(), "it waits as all others do: {kept:?}");
-        }
-    }
-
-    #[test]
-    fn a_former_leaders_fast_clock_keeps_no_slot_for_longer_than_a_look_finds_it() {
-        let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
-        let cured = pod("a", "Cleared", 1);
-        let ahead = Grant {
-            action: GrantAction::Replace,
-            granted_at: "2026-01-01T02:00:00Z".to_owned(),
-            ..held(&pod("a", "Stalled", 1))
-        };
-        let look = |grants: &[Grant], pods: &[PodView], now: &str| next(grants, pods, &terms, now);
-        let found = look(std::slice::from_ref(&ahead), std::slice::from_ref(&cured), NOW);
-        assert_eq!((found.len(), found[0].granted_at.as_str()), (1, NOW), "a delete may be on its way");
-        assert_eq!(fresh(&found, std::slice::from_ref(&ahead)).count(), 0, "it is no other grant");
-        assert_eq!(look(&found, std::slice::from_ref(&cured), "2026-01-01T00:00:30Z"), found, "put right once (P7)");
-        assert_eq!(look(&found, &[cured], "2026-01-01T00:00:31Z"), []);
-        let starting = [PodView { ready: false, episode: Default::default(), ..pod("b", "", 1) }];
-        let found = look(&[ahead], &starting, NOW);
-        assert_eq!((look(&found, &starting, "2026-01-01T00:10:00Z").len()), 1, "its successor is not up");
-        assert_eq!(look(&found, &starting, "2026-01-01T00:10:01Z"), [], "and has had its time");
-        let near = Grant { granted_at: "2026-01-01T00:04:59Z".to_owned(), ..found[0].clone() };
-        assert_eq!(look(std::slice::from_ref(&near), &starting, NOW), [near], "clocks differ a little");
-    }
-
-    #[test]
-    fn a_grant_is_announced_once() {
-        let frozen = pod("a", "Stalled", 1);
-        let grants = [held(&frozen)];
-        assert!(to_announce(&grants, &frozen).is_some());
-        let told = PodView { grant: Some("e-a".to_owned()), ..frozen.clone() };
-        assert!(to_announce(&grants, &told).is_none());
-        let replaced = PodView { uid: "other".to_owned(), ..frozen };
-        assert!(to_announce(&grants, &replaced).is_none(), "a new pod with the old name has no grant (P8)");
-    }
-}
+#[path = "grants_tests.rs"]
+mod tests;

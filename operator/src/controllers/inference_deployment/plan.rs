@@ -147,7 +147,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     };
     let note = RecoveryNote::of(recovery).text();
     let patch = |pod: &PodView| pod_patch(pod, &note, announced(pod), (queue(pod, &grants), last.contains(&pod.uid)));
-    let replaced = observed.pods.iter().filter(|pod| grants::to_replace(announced(pod), pod));
+    let replaced = observed.pods.iter().filter(|pod| grants::to_replace(announced(pod), pod, &terms));
     let replaces: Vec<Replacement> = replaced.map(Replacement::of).collect();
     let waiting = observed.pods.iter().filter(|pod| grants::wants_slot(pod));
     let mut plan = Plan {

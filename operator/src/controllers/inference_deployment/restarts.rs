@@ -91,6 +91,10 @@ mod tests {
         (GRANTED.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds)).to_string()
     }
 
+    fn terms() -> Terms<'static> {
+        Terms::simple(Recover, 1)
+    }
+
     /// The pod whose restart was granted, `restarts` after it was created.
     fn restarting(restarts: i32) -> PodView {
         let mut pod = PodView { restarts, ..pod("a", "Restarting", 1) };
@@ -141,10 +145,10 @@ mod tests {
         let next = |held: &[Grant], pods: &[PodView]| grants::next(held, pods, &Terms::simple(Recover, 1), &at(300));
         let replace = next(&held, &pods);
         assert_eq!(replace[0].action, GrantAction::Replace);
-        assert!(grants::to_replace(&replace, &pods[0]), "counted from where it was");
+        assert!(grants::to_replace(&replace, &pods[0], &terms()), "counted from where it was");
         assert_eq!(next(&replace, &pods), replace, "quiescent is silent (P7)");
         let spared = [PodView { leaving: true, ..restarting(6) }, pod("a", "Recovered", 1), pod("a", "Suspect", 1)];
-        spared.iter().for_each(|pod| assert!(!grants::to_replace(&replace, pod), "{pod:?}"));
+        spared.iter().for_each(|pod| assert!(!grants::to_replace(&replace, pod, &terms()), "{pod:?}"));
     }
 
     #[test]
@@ -160,9 +164,9 @@ mod tests {
         assert_eq!(look(true, 601), of("a", GrantAction::Replace));
         assert_eq!(look(false, 7_200), of("a", GrantAction::Restart), "whoever runs may use its key at any moment");
         let replace = grants::next(&held, &[stalled(true), healthy("b")], &Terms::simple(Recover, 1), &at(601));
-        assert!(grants::to_replace(&replace, &stalled(true)));
+        assert!(grants::to_replace(&replace, &stalled(true), &terms()));
         let back = PodView { agent_away: false, ..pod("a", "Cleared", 1) };
-        assert!(!grants::to_replace(&replace, &back), "one that came back in time is spared");
+        assert!(!grants::to_replace(&replace, &back, &terms()), "one that came back in time is spared");
         let fence = grants::next(&held, &[stalled(true)], &Terms::simple(Fence, 1), &at(7_200));
         assert_eq!(fence, held, "nothing new in a mode that grants nothing");
     }
