@@ -122,6 +122,10 @@ pub enum Act {
         image: &'static str,
         count: usize,
     },
+    /// Somebody leaves so many conditions on all pods and InferenceDeployments.
+    Crowd {
+        conditions: usize,
+    },
     /// The owner references of all pods say that their owner is of this kind.
     PatchOwners {
         kind: &'static str,
@@ -354,6 +358,7 @@ fn on_children(act: &Act, state: &mut State) {
             newer.pointer_mut(pointer).into_iter().for_each(|field| field.clone_from(value));
             store.put(kinds::of("inferencedeployments"), key, newer.into(), entry.managers);
         }
+        Act::Crowd { conditions } => super::refused::crowd(store, *conditions),
         Act::Older { plural, patch } => super::changes::older(store, plural, patch),
         Act::PatchPods { patch } => {
             let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();

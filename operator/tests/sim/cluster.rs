@@ -138,6 +138,12 @@ impl Cluster {
                 return Err("connection refused".into());
             }
             Fate::Panic => panic!("simulated panic in a pass"),
+            Fate::Held { ms } => {
+                let (id, method, path) = (caller.id, &call.method, &call.path);
+                let now_ms = self.now_ms();
+                self.lock().log.line(now_ms, format_args!("operator-{id} {method} {path} waits for a webhook"));
+                sleep(Duration::from_millis(*ms)).await;
+            }
             Fate::Served { .. }
             | Fate::Applied504
             | Fate::AppliedBroken

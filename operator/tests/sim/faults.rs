@@ -35,6 +35,8 @@ pub struct Rates {
 pub enum Fate {
     /// It takes effect after so many milliseconds and is answered after so many more.
     Served { effect_ms: u64, answer_ms: u64 },
+    /// It waits so long before it takes effect, as long as somebody waits for it (somebody's webhook), and has none once its sender has gone.
+    Held { ms: u64 },
     /// It is answered so without effect.
     Refused { refusal: Refusal, retry_after_s: u64 },
     /// It takes effect; the answer is 504.

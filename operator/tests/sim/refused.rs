@@ -1,17 +1,33 @@
-//! What the API server does not let in: a quota that no successor fits into (A18).
+//! What the API server does not let in, or takes its time over: somebody's webhook that is slow (A13), what is too large (A17), a quota that no
+//! successor fits into (A18).
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     act::Act,
-    rows::{Row, row},
+    faults::{Fate, Rule},
+    kube::{kinds, object::Object, store::Store},
+    rows::{Row, all_kinds, row},
+    said::Log,
     story::{Story, create, edit, freeze, plain, spec},
 };
 
+const DEPLOYMENT: &str = "deployments/chat waits for a webhook";
 const DELETE: &str = "DELETE /api/v1/namespaces/serving/pods/";
+/// What etcd takes of one object.
+const OBJECT_MAX: usize = 1_500_000;
+const SLOW: (u64, u64) = (19_000, 120_000);
 
 pub fn rows() -> Vec<Row> {
     vec![
+        row("a13-foreign-webhook-slow", webhook_slow, held_up_alone),
+        row("a17-ten-thousand-conditions", crowded, |log| {
+            vec![log.granted_by(40_000), log.no_write_above(16_000), log.no_hot_loop(), log.no_delete()]
+        }),
+        row("a17-object-full", full, |log| {
+            let told = log.changes("request is too large", (22_000, 60_000));
+            vec![log.granted_between((70_000, 100_000)), told, log.no_hot_loop(), log.no_delete()]
+        }),
         row("a18-quota-after-the-grant", refused_after_the_grant, |log| {
             let granted = log.changes("\"action\":\"Replace\"", (80_000, 90_000));
             let instead = log.changes("truebeat.io/restart-grant", (87_000, 120_000));
@@ -24,6 +40,83 @@ pub fn rows() -> Vec<Row> {
             vec![one, instead, log.changes("PodsRefused", (80_000, 120_000))]
         }),
     ]
+}
+
+/// Somebody's webhook takes 29 s over each change of one Deployment. A replica of that one stalls, and one of its neighbour, whose number
+/// is changed as well.
+fn webhook_slow() -> Story {
+    let slow = all_kinds(Fate::Held { ms: 29_000 }, SLOW, &["patch"], 1000);
+    let of_chat = Rule { plurals: &["deployments"], path: "/deployments/chat", ..slow };
+    let told = |at_ms| (at_ms, Act::Expect { condition: "Reconciling", status: Some("True") });
+    // pods in the order of their names: two of chat, two of other
+    let acts = vec![
+        create(2),
+        (0, Act::Create { name: "other", spec: spec(2, "Recover") }),
+        edit(20_000, json!({"replicas": 3})),
+        (25_000, Act::Edit { name: "other", patch: json!({"spec": {"replicas": 3}}) }),
+        told(40_000),
+        freeze(45_000, 2),
+        (46_000, Act::ExpectServing { count: 4 }),
+        freeze(75_000, 0),
+        told(115_000),
+    ];
+    let mut story = plain(acts, Vec::new());
+    story.faults.rules.push(of_chat);
+    story
+}
+
+/// Each try costs one deadline, of the one whose webhook is slow; it is tried again and again, ever later; nobody else waits, nor does
+/// what is more urgent than the change that is held up.
+fn held_up_alone(log: &Log<'_>) -> Vec<Option<String>> {
+    let tries = log.times(&[DEPLOYMENT]);
+    let pauses: Vec<u64> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let hurried = pauses.iter().skip(5).find(|pause| **pause < 4_000 + 2_000);
+    vec![
+        (!(6..=20).contains(&tries.len())).then(|| format!("tried {} times", tries.len())),
+        hurried.map(|pause| format!("tried again after {pause} ms: {pauses:?}")),
+        log.has("no answer within 4 s"),
+        log.changes("/deployments/other", (25_000, 28_000)),
+        log.changes("truebeat.io/restart-grant", (45_000, 52_000)),
+        log.changes("truebeat.io/restart-grant", (75_000, 90_000)),
+        log.no_hot_loop(),
+    ]
+}
+
+/// Agents, or whoever may write there, leave 10,000 conditions on each pod and on the InferenceDeployment, as many bytes as etcd takes.
+fn crowded() -> Story {
+    let acts = vec![create(2), (10_000, Act::Crowd { conditions: 10_000 }), freeze(20_000, 0)];
+    plain(acts, Vec::new())
+}
+
+/// Adds so many conditions of somebody else to all pods and InferenceDeployments.
+pub fn crowd(store: &mut Store, conditions: usize) {
+    let filler = "x".repeat(OBJECT_MAX / conditions - 130);
+    let crowd: Vec<Value> = (0..conditions)
+        .map(|n| {
+            let type_ = format!("example.com/{n:05}");
+            json!({
+                "type": type_, "status": "True", "reason": "Crowd", "message": filler,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
+        })
+        .collect();
+    for plural in ["pods", "inferencedeployments"] {
+        let found: Vec<_> = store.of(plural).map(|(key, entry)| (key.clone(), entry.clone())).collect();
+        for (key, entry) in found {
+            let mut crowded = entry.value.json();
+            let own = crowded["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            crowded["status"]["conditions"] = [own, crowd.clone()].concat().into();
+            store.put(kinds::of(plural), key, Object::from(crowded), entry.managers);
+        }
+    }
+}
+
+/// A pod that is as large as may be takes no further word.
+fn full() -> Story {
+    let why = (500, "InternalError", "etcdserver: request is too large");
+    let mut story = plain(vec![create(2), freeze(20_000, 0)], Vec::new());
+    story.faults.rules.push(Rule::refuse((15_000, 70_000), &["patch"], &["pods"], why));
+    story
 }
 
 /// The replacement is granted and waits for its record; meanwhile there is no room for another pod.

@@ -133,6 +133,18 @@ impl Log<'_> {
         (writers.len() != wanted).then(|| format!("{writers:?} wrote from {from_ms} to {to_ms} ms"))
     }
 
+    /// Nothing is written whose text is longer.
+    pub fn no_write_above(&self, bytes: usize) -> Option<String> {
+        let long = self.writes().find(|write| write.what.len() > bytes)?;
+        Some(format!("{} bytes are written at {} ms", long.what.len(), long.at_ms))
+    }
+
+    /// The first grant comes between these moments.
+    pub fn granted_between(&self, (from_ms, to_ms): (u64, u64)) -> Option<String> {
+        let grants = self.grants();
+        (!grants.first().is_some_and(|at| (from_ms..to_ms).contains(at))).then(|| format!("grants at {grants:?} ms"))
+    }
+
     pub fn one_writer(&self) -> Option<String> {
         let writers: BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
         (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
