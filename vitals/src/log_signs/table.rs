@@ -109,14 +109,14 @@ pub static SIGNATURES: &[Signature] = &[
         &[Vllm(&["scheduler.py"])],
         &["setting pause state to PAUSED"],
         Paused,
-        "vllm scheduler, POST /pause",
+        "vllm #28037, #32351: its scheduler, POST /pause",
     ),
     sign(
         "vllm-resumed",
         &[Vllm(&["scheduler.py"])],
         &["setting pause state to UNPAUSED"],
         Resumed,
-        "vllm scheduler, POST /resume",
+        "vllm #28037, #32351: its scheduler, POST /resume",
     ),
     sign(
         "http-paused",
@@ -130,7 +130,7 @@ pub static SIGNATURES: &[Signature] = &[
             "\"POST /pause?",
         ],
         Paused,
-        "SGLang's /pause_generation and /release_memory_occupation, of which no metric tells, and vLLM's /pause before its scheduler said so: the server agreed to it",
+        "sglang #7419, #7099: SGLang's /pause_generation and /release_memory_occupation, of which no metric tells, and vLLM's /pause before its scheduler said so: the server agreed to it",
     )
     .with("\" 200"),
     sign(
@@ -145,7 +145,7 @@ pub static SIGNATURES: &[Signature] = &[
             "\"POST /resume?",
         ],
         Resumed,
-        "SGLang's /continue_generation and /resume_memory_occupation, vLLM's /resume",
+        "sglang #7419, #7099: SGLang's /continue_generation and /resume_memory_occupation, vLLM's /resume",
     )
     .with("\" 200"),
     sign(
@@ -170,7 +170,7 @@ pub static SIGNATURES: &[Signature] = &[
         &[Torch],
         &["ProcessGroupNCCL's watchdog got stuck"],
         Device,
-        "PyTorch NCCL heartbeat monitor: the watchdog itself hangs in CUDA",
+        "sglang #1691, PyTorch #112518: NCCL's heartbeat monitor: the watchdog itself hangs in CUDA",
     ),
     sign(
         "nccl-flight-recorder",
@@ -180,7 +180,7 @@ pub static SIGNATURES: &[Signature] = &[
             "Observed flight recorder dump signal from another rank",
         ],
         Device,
-        "PyTorch: another rank saw a collective time out",
+        "vllm #23448, sglang #10216: another rank saw a collective time out",
     ),
     sign(
         "cuda-launch-timeout",
@@ -191,7 +191,7 @@ pub static SIGNATURES: &[Signature] = &[
             "CUDA error: the launch timed out",
         ],
         Device,
-        "CUDA: a kernel ran past the driver's limit",
+        "llama.cpp #24576, #27415: a kernel ran past the driver's limit",
     ),
     sign(
         "cuda-out-of-memory",
@@ -202,7 +202,7 @@ pub static SIGNATURES: &[Signature] = &[
             "CUDA error: out of memory",
         ],
         Device,
-        "the device's memory is full; the step fails and mostly the engine with it",
+        "vllm #15039, #26863: the device's memory is full; the step fails and mostly the engine with it",
     ),
     sign(
         "cuda-error",
@@ -216,7 +216,7 @@ pub static SIGNATURES: &[Signature] = &[
         &[Kernel, Bare],
         &["NVRM: Xid ("],
         Device,
-        "the driver reports a fault of a GPU: what it weighs goes by its code, see Xids",
+        "open-gpu-kernel-modules #1150, #1151: the driver reports a fault of a GPU: what it weighs goes by its code, see Xids",
     ),
     sign(
         "gpu-off-bus",
@@ -243,7 +243,7 @@ pub static SIGNATURES: &[Signature] = &[
             "DetokenizerManager watchdog timeout",
         ],
         Stuck,
-        "sglang, srt/utils/watchdog.py: no forward pass for 300 s by default; of the other loops a soft one, where it is asked for",
+        "sglang #1816, srt/utils/watchdog.py: no forward pass for 300 s by default; of the other loops a soft one, where it is asked for",
     ),
     sign(
         "sglang-health",
@@ -291,14 +291,14 @@ pub static SIGNATURES: &[Signature] = &[
         Fatal,
         "text-generation-inference #2238, #2280: a shard ended",
     ),
-    sign("ggml-abort", &[Bare], &["/", "ggml"], Fatal, "llama.cpp: an assertion failed, the process aborts")
+    sign("ggml-abort", &[Bare], &["/", "ggml"], Fatal, "llama.cpp #9170, #17071: an assertion failed, the process aborts")
         .with(": GGML_ASSERT("),
     sign(
         "ggml-cuda-abort",
         &[Bare],
         &["/", "ggml"],
         Fatal,
-        "llama.cpp: an error of the device, the process aborts; nothing but that begins with a place in this file",
+        "llama.cpp #8117, #27749: an error of the device, the process aborts; nothing but that begins with a place in this file",
     )
     .with("ggml-cuda.cu:"),
 ];
