@@ -19,23 +19,11 @@ pub fn in_pod(service_account: &Path) -> Files {
     Files { reads: Reads::Only(reads.map(Path::to_owned).collect()), writes: None }
 }
 
-/// Confines this process as an operator, as far as its kernel can, and says so in the log. Never a reason not to start: an operator that is less
-/// confined is better than none.
+/// Confines this process as an operator, and says so in the log.
 pub fn confine() {
-    let Some(files) = files() else {
-        tracing::warn!("not confined: a credential plugin of the kubeconfig has to be executed");
-        return;
-    };
-    match files.restrict() {
-        Ok(true) => tracing::info!(reads = told(&files.reads), "landlock: no file is written or executed from now on"),
-        Ok(false) => {
-            tracing::warn!("no landlock is to be had here: files are restricted by the filter of system calls alone")
-        }
-        Err(error) => tracing::warn!(%error, "not confined by landlock"),
-    }
-    match files.restrict_calls() {
-        Ok(()) => tracing::info!("seccomp: system calls that an operator never needs are refused from now on"),
-        Err(error) => tracing::warn!(%error, "not confined by seccomp, or only in part"),
+    match files() {
+        Some(files) => files.confine("an operator", told(&files.reads)),
+        None => tracing::warn!("not confined: a credential plugin of the kubeconfig has to be executed"),
     }
 }
 

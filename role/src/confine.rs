@@ -66,6 +66,21 @@ pub enum ConfineError {
 }
 
 impl Files {
+    /// Confines this process as far as its kernel can, and says in the log what became of it: `who` it is, and what it is `left` of the files,
+    /// in words. From a process of one thread, or those that are there already go on writing. Never a reason not to start: a program that is
+    /// less confined is better than none.
+    pub fn confine(&self, who: &str, left: &str) {
+        match self.restrict() {
+            Ok(true) => tracing::info!(left, "landlock: from now on {who} has these files alone, and executes none"),
+            Ok(false) => tracing::warn!("no landlock is to be had here: the filter of system calls alone holds {who}"),
+            Err(error) => tracing::warn!(%error, "{who} is not confined by landlock"),
+        }
+        match self.restrict_calls() {
+            Ok(()) => tracing::info!("seccomp: system calls that {who} never needs are refused from now on"),
+            Err(error) => tracing::warn!(%error, "{who} is not confined by seccomp, or only in part"),
+        }
+    }
+
     /// Nothing else is done with files from now on by this thread and those that it starts, and where the kernel knows of it no process but
     /// this one gets a signal of theirs. `false`: no Landlock is to be had, and nothing was done.
     ///

@@ -16,19 +16,9 @@ pub fn left_to(own: &Path, parent: u32) -> Files {
     Files { reads: Reads::Only(reads.collect()), writes: Some(own.to_owned()) }
 }
 
-/// Confines this process as a gate, as far as its kernel can. Never a reason not to start: a gate that is less confined is better than none.
-/// From a process of one thread, or those that are there already go on writing.
+/// Confines this process as a gate, and says so in the log.
 pub fn confine(own: &Path) {
-    let files = left_to(own, std::os::unix::process::parent_id());
-    match files.restrict() {
-        Ok(true) => {
-            tracing::info!(folder = %own.display(), "landlock: files are written in one folder alone from now on")
-        }
-        Ok(false) => tracing::info!("no landlock is to be had here: the gate's files are restricted by nothing"),
-        Err(error) => tracing::warn!(%error, "the gate is not confined by landlock"),
-    }
-    match files.restrict_calls() {
-        Ok(()) => tracing::info!("seccomp: system calls that a gate never needs are refused from now on"),
-        Err(error) => tracing::warn!(%error, "the gate is not confined by seccomp, or only in part"),
-    }
+    let left =
+        format!("{} to write in; the resolver's files, the system's libraries, its parent in /proc", own.display());
+    left_to(own, std::os::unix::process::parent_id()).confine("a gate", &left);
 }
