@@ -19,7 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::http::{self, HttpClient};
 
 const START_MAX: Duration = Duration::from_secs(120);
-const STOP_MAX: Duration = Duration::from_secs(30);
+/// Longer than `truebeat run` itself leaves an engine that hangs (`--grace`, 40 s).
+const STOP_MAX: Duration = Duration::from_secs(60);
 /// Of the log of a `truebeat run` that ended.
 const TAIL_LINES: usize = 20;
 /// Deadline of one call to an agent or an engine.

@@ -70,8 +70,10 @@ async fn one_kill(out: &Path, model: &Path) -> anyhow::Result<Seen> {
         tokio::task::spawn_blocking(move || kill_and_watch(log)).await?
     };
     let measured = measured.await;
-    stage.stop().await?;
-    measured
+    let stopped = stage.stop().await;
+    let measured = measured?;
+    stopped?;
+    Ok(measured)
 }
 
 fn kill_and_watch(mut log: RunLog) -> anyhow::Result<Seen> {
