@@ -15,6 +15,7 @@ mod outages;
 mod people;
 mod policies;
 mod refusals;
+mod rest;
 mod rights;
 mod schema;
 mod silence;
@@ -32,7 +33,7 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 35] = [
+const ROWS: [&str; 36] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
@@ -52,6 +53,7 @@ const ROWS: [&str; 35] = [
     "i02_a_failure_domain_bears_no_more_recoveries_than_its_budget",
     "i02_the_fleet_bears_no_more_recoveries_than_its_budget",
     "o05_an_incident_holds_the_number_of_replicas_where_the_policy_says_so",
+    "p07_nothing_is_written_while_nothing_changes",
     "a_revision_that_fails_is_held_or_taken_back_as_the_policy_says",
     "fault_a18_whom_nobody_may_replace_is_not_deleted",
     "fault_a20_a_token_that_is_not_taken_is_read_anew",
@@ -133,6 +135,7 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "i02_a_failure_domain_bears_no_more_recoveries_than_its_budget" => budgets::of_a_domain(world).await,
         "i02_the_fleet_bears_no_more_recoveries_than_its_budget" => budgets::of_the_fleet(world).await,
         "o05_an_incident_holds_the_number_of_replicas_where_the_policy_says_so" => policies::scaling(world).await,
+        "p07_nothing_is_written_while_nothing_changes" => rest::silent(world).await,
         "a_revision_that_fails_is_held_or_taken_back_as_the_policy_says" => policies::failed_revision(world).await,
         "fault_a18_whom_nobody_may_replace_is_not_deleted" => faults::quota(world).await,
         "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
