@@ -39,7 +39,7 @@ fn it_replaces_no_pod_and_is_forgotten() {
     let of = |ats: &[&str]| {
         let object = recovered(ats);
         let terms = Terms::of(&object, &pods, None);
-        let kept = recent(&terms, Ground::of(&pods), &[], &[granted_now("uid-p1")], NOW);
+        let kept = recent(&terms, Ground::of(&pods), &[&granted_now("uid-p1")], NOW);
         (action(&pods[0], &terms, NOW), kept.len())
     };
     assert_eq!(of(&AHEAD), (GrantAction::Restart, 1));

@@ -7,7 +7,6 @@ use jiff::SignedDuration;
 
 use super::{
     escalate::{Terms, young},
-    grants,
     observed::{Ground, PodView},
     trials,
 };
@@ -20,18 +19,17 @@ pub const NODE_COUNT_MIN: usize = 3;
 const RECENT_OF_POD_MAX: usize = 16;
 const RECENT_MAX: usize = 1000;
 
-/// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7). A key that
-/// nobody used counts as well: that stall was confirmed, and an engine that wakes each time before its kill must come to a replacement, and
-/// its agent must wait between two keys.
-pub fn recent(terms: &Terms<'_>, ground: Ground<'_>, held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
+/// The record of the grants, with the new ones of this look. It is tidied only when something is added: time alone writes nothing (P7). A key
+/// that nobody used counts as well: that stall was confirmed, and an engine that wakes each time before its kill must come to a replacement,
+/// and its agent must wait between two keys.
+pub fn recent(terms: &Terms<'_>, ground: Ground<'_>, granted: &[&Grant], now: &str) -> Vec<PastGrant> {
     let Ground { pods, nodes, .. } = ground;
-    let fresh: Vec<&Grant> = grants::fresh(grants, held).collect();
-    if fresh.is_empty() {
+    if granted.is_empty() {
         return terms.recent.to_vec();
     }
     let counts = |past: &&PastGrant| young(past, terms.window * 2, now) || trials::in_run(past, terms.run_since);
     let mut recent: Vec<PastGrant> = terms.recent.iter().filter(counts).cloned().collect();
-    recent.extend(fresh.into_iter().map(|grant| {
+    recent.extend(granted.iter().map(|grant| {
         let node = pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default();
         let boot_id = boot::of(nodes, &node).to_owned();
         let (pod_uid, granted_at) = (grant.pod_uid.clone(), grant.granted_at.clone());

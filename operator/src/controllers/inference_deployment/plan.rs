@@ -134,8 +134,8 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let may_try = trials::due(hold.as_ref(), (fleet, &terms), trial_after, now);
     let terms = terms.with_trial(may_try);
     let grants = grants::next(held, &observed.pods, &terms, &at);
-    let recent = past::recent(&terms, observed.ground(), held, &grants, &at);
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
+    let recent = past::recent(&terms, observed.ground(), &granted, &at);
     let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods);
     let avoid = avoid::next(infd, observed.ground(), &granted, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
