@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     controllers::{
-        inference_deployment::{ledger::Ledger, proofs::Proofs, repairs::Repairs},
+        inference_deployment::{elsewhere::Elsewhere, ledger::Ledger, proofs::Proofs, repairs::Repairs},
         nodes::Known,
     },
     leader::Leadership,
@@ -136,6 +136,8 @@ pub struct FleetPolicy {
     pub ledger: Ledger,
     /// Where something waits for a record that the API refuses.
     pub proofs: Proofs,
+    /// Who comes up again from a restart that stands in no budget.
+    pub elsewhere: Elsewhere,
     /// What somebody changes back each time.
     pub repairs: Repairs,
     /// Only this namespace; `None`: all of them.
@@ -160,6 +162,7 @@ impl Default for FleetPolicy {
             turn: tokio::sync::Mutex::new(()),
             ledger: Ledger::default(),
             proofs: Proofs::default(),
+            elsewhere: Elsewhere::default(),
             repairs: Repairs::default(),
             namespace: None,
             restarts_percent: 10,

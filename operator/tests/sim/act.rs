@@ -181,6 +181,11 @@ pub enum Act {
         operator: usize,
         clock: Clock,
     },
+    /// The clock of an agent's node is so far ahead, or behind.
+    AgentClock {
+        nth: usize,
+        ms: i64,
+    },
     /// A newer version of the operator stored this, which the schema of this one does not know.
     Newer {
         name: &'static str,
@@ -229,6 +234,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         Act::Delete { name } => drop(state.store.delete(&user(name), &Value::Null)),
         Act::Freeze { .. }
         | Act::Crash { .. }
+        | Act::AgentClock { .. }
         | Act::Unkillable { .. }
         | Act::Sick { .. }
         | Act::NodeLost { .. }
@@ -292,10 +298,11 @@ fn on_engines(act: &Act, world: &mut World, now_ms: u64) {
             world.lost_gpus.extend(fault.lasts().then_some(node));
         }
         Act::Unkillable { exit_ms } => world.pods.values_mut().for_each(|pod| pod.agent.exit_ms = *exit_ms),
-        Act::Freeze { nth, .. } | Act::Crash { nth } => {
+        Act::Freeze { nth, .. } | Act::Crash { nth } | Act::AgentClock { nth, .. } => {
             let Some(pod) = nth_pod(world, *nth).and_then(|uid| world.pods.get_mut(&uid)) else { return };
             match act {
                 Act::Freeze { heals_ms, .. } => pod.agent.freeze(now_ms, heals_ms.map(|ms| now_ms + ms)),
+                Act::AgentClock { ms, .. } => pod.agent.clock_ms = *ms,
                 _ => pod.agent.crash(now_ms),
             }
         }

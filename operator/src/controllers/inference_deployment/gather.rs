@@ -65,6 +65,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
     let doubted = doubted(&pods.items, name);
     let mut pods = members(&pods.items, name);
     refuse_replays(&mut pods, &incidents);
+    calls.fleet.elsewhere.look(&(namespace.to_owned(), name.to_owned()), &mut pods, Instant::now());
     let bad = |recovery: &RecoveryStatus| !recovery.avoid.is_empty() || !recovery.broken.is_empty();
     let nodes = match infd.status.as_ref().is_some_and(|status| bad(&status.recovery))
         || pods.iter().any(|pod| pod.open_episode().is_some())

@@ -61,7 +61,7 @@ fn within_budget(
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet.count);
     let free = slots.saturating_sub(taken(kept, pods, terms, now));
     // A restart that was granted elsewhere and is in vain has its slot already.
-    let (away, waiting): (Vec<_>, Vec<_>) = waiting.partition(|pod| in_restart(pod, terms, now));
+    let (away, waiting): (Vec<_>, Vec<_>) = waiting.partition(|pod| in_restart(pod, terms));
     let own = slots.saturating_sub(kept.len());
     // Whoever waits in a place that is full lets the next one pass.
     let mut places = terms.places.clone();
@@ -223,18 +223,16 @@ fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
 /// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere. One that does not end although it was
 /// asked to is made up for by its successor.
 pub fn taken(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> usize {
-    let elsewhere =
-        |pod: &&PodView| in_restart(pod, terms, now) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
+    let elsewhere = |pod: &&PodView| in_restart(pod, terms) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
     grants.len() + pods.iter().filter(elsewhere).count()
 }
 
 /// In the middle of a restart that somebody granted, be it the agent itself, or an operator whose status was lost. An engine that died by
 /// itself was granted nothing and holds nothing up.
-fn in_restart(pod: &PodView, terms: &Terms<'_>, now: &str) -> bool {
+fn in_restart(pod: &PodView, terms: &Terms<'_>) -> bool {
     let granted = pod.open_episode().filter(|episode| episode.granted_by.is_some());
-    let under_way = granted.filter(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"));
-    let begun = |e: &Episode| e.granted_at.clone().or(e.suspect_at.clone()).unwrap_or_default();
-    under_way.is_some_and(|e| !restarts::overdue(pod, &begun(e), terms, now))
+    let under_way = granted.is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"));
+    under_way && !restarts::seen_too_long(pod, terms)
 }
 
 /// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill

@@ -5,6 +5,7 @@ pub mod avoid;
 pub mod blame;
 pub mod build;
 pub mod drift;
+pub mod elsewhere;
 pub mod escalate;
 pub mod events;
 pub mod execute;
@@ -147,6 +148,7 @@ fn of_the_fleet(hold: &HoldStatus) -> bool {
 fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Option<Duration> {
     calls.metrics.forget(namespace, name);
     calls.fleet.proofs.forget(namespace, name);
+    calls.fleet.elsewhere.forget(namespace, name);
     calls.fleet.repairs.forget(namespace, name);
     calls.fleet.nodes.changed(); // what it had nodes marked for is no reason any more, and whoever uninstalls does not wait
     let count = i64::try_from(left.len()).ok().filter(|count| *count > 0)?;

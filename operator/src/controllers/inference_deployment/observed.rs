@@ -92,6 +92,8 @@ pub struct PodView {
     pub revision: String,
     /// How often its engine's container was started again.
     pub restarts: i32,
+    /// For how long this operator has seen it come up again from what it tells of (`elsewhere`).
+    pub coming_up_for: SignedDuration,
     /// The kubelet says that its agent does not run: it ends at every start, or cannot be started.
     pub agent_away: bool,
     /// Being deleted: no replica any more.
@@ -312,6 +314,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
         restarts: restarts(status),
+        coming_up_for: SignedDuration::ZERO,
         agent_away: agent_away(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
         leaving_since: leaving_since(&pod.metadata),

@@ -59,6 +59,11 @@ pub fn overdue(pod: &PodView, granted_at: &str, terms: &Terms<'_>, now: &str) ->
     on_its_way_up(pod).is_some() && older(granted_at, terms.patience, now)
 }
 
+/// The same of a restart that stands in no budget, by what was seen of it: when it began only its agent says, by the clock of its node.
+pub fn seen_too_long(pod: &PodView, terms: &Terms<'_>) -> bool {
+    on_its_way_up(pod).is_some() && pod.coming_up_for > terms.patience
+}
+
 /// What an older operator granted does not say from where to count.
 fn failed_starts(grant: &Grant, pod: &PodView) -> i32 {
     let same = on_its_way_up(pod).is_some_and(|episode| episode.id == grant.episode);
@@ -67,7 +72,7 @@ fn failed_starts(grant: &Grant, pod: &PodView) -> i32 {
 }
 
 /// The old process is proven gone, and no new one has served yet.
-fn on_its_way_up(pod: &PodView) -> Option<&Episode> {
+pub fn on_its_way_up(pod: &PodView) -> Option<&Episode> {
     pod.open_episode().filter(|episode| episode.stage == "Restarting" && !pod.leaving)
 }
 
@@ -200,22 +205,30 @@ mod tests {
 
     #[test]
     fn what_was_granted_elsewhere_holds_up_nobody_for_ever() {
-        let alone = |granted_at: &str| {
-            let mut pod = restarting(1);
+        let seen = |seconds, granted_at: &str| {
+            let mut pod = PodView { coming_up_for: SignedDuration::from_secs(seconds), ..restarting(1) };
             if let crate::controllers::inference_deployment::observed::EpisodeView::Known(known) = &mut pod.episode {
                 known.episode.granted_at = Some(granted_at.to_owned());
             }
-            pod
+            look(&infd("chat"), &[], pod, seconds)
         };
-        let infd = infd("chat");
-        assert_eq!(look(&infd, &[], alone(GRANTED), 1_800), []);
-        assert_eq!(look(&infd, &[], alone(GRANTED), 1_801), of("b", GrantAction::Restart));
+        for agents_clock in [GRANTED, "2025-12-31T22:00:00Z", "2026-01-01T04:00:00Z"] {
+            assert_eq!(seen(1_800, agents_clock), [], "{agents_clock}");
+            assert_eq!(seen(1_801, agents_clock), of("b", GrantAction::Restart), "{agents_clock}");
+        }
     }
 
     #[test]
     fn a_grant_of_an_older_operator_is_bounded_by_time_alone() {
         let held = [Grant { restarts: None, ..granted() }];
-        let look = |seconds| look(&infd("chat"), &held, restarting(9), seconds);
-        assert_eq!((look(1_800), look(1_801)), (of("a", GrantAction::Restart), of("b", GrantAction::Restart)));
+        let look = |seconds, seen| {
+            let pod = PodView { coming_up_for: SignedDuration::from_secs(seen), ..restarting(9) };
+            look(&infd("chat"), &held, pod, seconds)
+        };
+        assert_eq!(
+            (look(1_800, 1_800), look(1_801, 1_801)),
+            (of("a", GrantAction::Restart), of("b", GrantAction::Restart))
+        );
+        assert_eq!(look(1_801, 60), [], "whoever leads anew waits as long as it has seen it come up");
     }
 }
