@@ -28,6 +28,10 @@ pub fn rows() -> Vec<Row> {
             let told = log.changes("request is too large", (22_000, 60_000));
             vec![log.granted_between((70_000, 100_000)), told, log.no_hot_loop(), log.no_delete()]
         }),
+        row("a17-overlay-too-large", overlaid, |log| {
+            let told = log.changes("bytes are too many", (20_000, 25_000));
+            vec![told, log.granted_by(45_000), log.no_hot_loop(), log.no_delete()]
+        }),
         row("a18-quota-after-the-grant", refused_after_the_grant, |log| {
             let granted = log.changes("\"action\":\"Replace\"", (80_000, 90_000));
             let instead = log.changes("truebeat.io/restart-grant", (87_000, 120_000));
@@ -109,6 +113,15 @@ pub fn crowd(store: &mut Store, conditions: usize) {
             store.put(kinds::of(plural), key, Object::from(crowded), entry.managers);
         }
     }
+}
+
+/// Somebody lays more over the pods than could stand in each of them: what runs goes on, and is recovered.
+fn overlaid() -> Story {
+    let much = json!({"podOverlay": {"spec": {"nodeSelector": {"example.com/blob": "x".repeat(600_000)}}}});
+    let told = Act::Expect { condition: "Stalled", status: Some("True") };
+    let well = [(60_000, Act::ExpectServing { count: 2 }), edit(61_000, json!({"podOverlay": null}))];
+    let acts = vec![create(2), edit(20_000, much), (30_000, told), freeze(35_000, 0)];
+    plain([acts, well.to_vec()].concat(), Vec::new())
 }
 
 /// A pod that is as large as may be takes no further word.

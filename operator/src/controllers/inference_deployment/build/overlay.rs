@@ -61,6 +61,9 @@ const VOLUME_TYPES: [&str; 9] = [
     "projected",
     "secret",
 ];
+/// What is laid over stands in the InferenceDeployment, the Deployment, a ReplicaSet for each revision and every pod, each time beside a book of who
+/// owns which of its fields; of any of these etcd takes 1.5 MiB, and where one is refused for that nobody could say so here.
+const SPEC_BYTES_MAX: usize = 512 * 1024;
 /// Lists that merge by a key; the others are replaced.
 const KEYS: [(&str, &str); 9] = [
     ("containers", "name"),
@@ -141,6 +144,10 @@ pub fn problems(overlay: &PodOverlay, template: &Value) -> Vec<String> {
     if let Err(error) = typed(&spec) {
         problems.push(format!("{at}: {error}"));
         return problems; // the rest reads it by its shape
+    }
+    let bytes = serde_json::to_string(&overlay.spec).map_or(0, |text| text.len());
+    if bytes > SPEC_BYTES_MAX {
+        problems.push(format!("{at}: {bytes} bytes are too many, at most {SPEC_BYTES_MAX} can stand in every pod"));
     }
     problems.extend(spec.keys().filter_map(|field| refused(at, field, &POD_FIELDS)));
     for container in items(&spec, "containers") {

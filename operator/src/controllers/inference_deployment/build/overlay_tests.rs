@@ -51,6 +51,17 @@ fn parts_of_every_kind_are_merged() {
     assert_eq!(serde_json::to_value(typed).unwrap(), template, "the typed API reads all of it");
 }
 
+#[test]
+fn fault_a17_what_no_pod_has_room_for_is_refused_in_words() {
+    let of_size = |bytes: usize| {
+        let empty = json!({"nodeSelector": {"example.com/blob": ""}}).to_string().len();
+        validate(&overlaid(json!({"spec": {"nodeSelector": {"example.com/blob": "x".repeat(bytes - empty)}}})))
+    };
+    assert_eq!(of_size(SPEC_BYTES_MAX), Vec::<String>::new());
+    let said = "spec.podOverlay.spec: 524289 bytes are too many, at most 524288 can stand in every pod";
+    assert_eq!(of_size(SPEC_BYTES_MAX + 1), [said]);
+}
+
 /// What other people's templates leave behind takes nothing of ours away.
 #[test]
 fn a_field_that_is_null_says_nothing() {
