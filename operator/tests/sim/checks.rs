@@ -16,6 +16,7 @@ use super::{
     },
     owners::trespass,
     passes::Caller,
+    spoken::{Spoken, hear},
 };
 
 const GROUP: &str = "inferencedeployments";
@@ -37,6 +38,8 @@ pub struct Checks {
     pub two_lead_until_ms: u64,
     /// UIDs of the pods that operators have deleted (P15).
     pub replaced: BTreeSet<String>,
+    /// The words that operators have written.
+    pub said: Spoken,
 }
 
 impl Checks {
@@ -87,6 +90,10 @@ impl Checks {
             return;
         }
         self.fenced(store, caller, &name, now_ms);
+        // (an event has its name in what is sent alone)
+        let written = store.get(&call.target.key()).map_or(&call.body, |entry| &*entry.value);
+        let unlisted = hear(&mut self.said, plural, written);
+        unlisted.into_iter().for_each(|what| self.broken(now_ms, format!("P13: {name}: {what}")));
         if let Some(what) = trespass(store, caller.work.as_ref(), call, old) {
             self.broken(now_ms, format!("P10: {name} {what}"));
         }

@@ -1,6 +1,8 @@
 //! What must be true when everything has calmed down (P4, P13), by comparison of what is said with what is, and the end
 //! state for the differential properties (P1, P5, P6).
 
+use std::collections::BTreeMap;
+
 use operator::controllers::inference_deployment::plan::ANNOTATION_APPLIED;
 use serde_json::{Map, Value, json};
 
@@ -118,6 +120,23 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Obj
             Some(_) => {}
         }
     }
+}
+
+/// How often each object may still be written by time alone: places are avoided and told of, and common causes remembered, for so long and no
+/// longer.
+pub fn ends_by_time(state: &State) -> BTreeMap<String, u64> {
+    let mut ends = BTreeMap::<String, u64>::new();
+    for ((_, namespace, name), entry) in state.store.of("inferencedeployments") {
+        let recovery = &entry.value["status"]["recovery"];
+        let places =
+            || ["avoid", "broken"].into_iter().flat_map(|list| recovery[list].as_array().into_iter().flatten());
+        let own = format!("/namespaces/{namespace}/inferencedeployments/{name}");
+        ends.insert(own, places().count() as u64 + u64::from(recovery["hold"].is_object()));
+        places().for_each(|place| {
+            *ends.entry(format!("/nodes/{}", place["node"].as_str().unwrap_or_default())).or_default() += 1
+        });
+    }
+    ends
 }
 
 /// Does the last good revision stand in the place of one that is remembered as failed?

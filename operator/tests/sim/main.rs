@@ -32,12 +32,14 @@ mod faults;
 mod fields;
 mod fleet;
 mod foreign;
+mod gone;
 mod held;
 mod ice;
 mod invariants;
 mod job;
 mod kube;
 mod leaving;
+mod lists;
 mod log;
 mod mend;
 mod nodes;
@@ -47,12 +49,14 @@ mod patience;
 mod paused;
 mod policies;
 mod random;
+mod rare;
 mod refused;
 mod report;
 mod rng;
 mod rows;
 mod run;
 mod said;
+mod spoken;
 mod story;
 mod strangers;
 mod stuck;
@@ -92,8 +96,14 @@ fn main() -> ExitCode {
         words => (words, 1),
     };
     match words {
-        [] => tally.all(&short()),
-        ["once"] => tally.all(&job::once()),
+        [] => {
+            tally.all(&short());
+            tally.every_word();
+        }
+        ["once"] => {
+            tally.all(&job::once());
+            tally.every_word();
+        }
         ["seeds", count] => tally.all(&job::seeds(from, number(count))),
         ["pairs", count] => tally.all(&job::pairs(from, number(count))),
         ["hashes", count] => {

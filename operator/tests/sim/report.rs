@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+use super::spoken::Spoken;
 
 /// Objects that tell of the world, and how many times more they may be written for each fault.
 const TELLING: [&str; 4] = ["/inferencedeployments/", "/engineincidents", "/pods", "/events"];
@@ -23,6 +25,8 @@ pub struct Report {
     /// The objects as they are in the end, without what differs from run to run.
     pub end_state: Value,
     pub lines: Vec<String>,
+    /// The words that operators said.
+    pub said: Spoken,
 }
 
 impl Report {
@@ -38,12 +42,25 @@ impl Report {
             virtual_ms: 0,
             end_state: Value::Null,
             lines: Vec::new(),
+            said: Spoken::new(),
         }
     }
 
     /// The end must be that of `other`, which is `what`.
     pub fn compare(&mut self, property: &str, what: &str, other: &Report) {
-        let (Some(a), Some(b)) = (self.end_state.as_object(), other.end_state.as_object()) else { return };
+        let (ours, theirs) = (self.end_state.clone(), &other.end_state);
+        self.compare_ends(property, what, (&ours, theirs));
+    }
+
+    /// The same without what tells of the past: who stalled and was recorded, and what is avoided or was tried for it, depends on when
+    /// somebody looked.
+    pub fn compare_what_stands(&mut self, property: &str, what: &str, other: &Report) {
+        let (ours, theirs) = (what_stands(&self.end_state), what_stands(&other.end_state));
+        self.compare_ends(property, what, (&ours, &theirs));
+    }
+
+    fn compare_ends(&mut self, property: &str, what: &str, (ours, theirs): (&Value, &Value)) {
+        let (Some(a), Some(b)) = (ours.as_object(), theirs.as_object()) else { return };
         let keys: BTreeSet<&String> = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key)).collect();
         let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), ToString::to_string);
         let differ = keys.into_iter().map(|key| format!("{key} is {} and not {}", text(a.get(key)), text(b.get(key))));
@@ -77,6 +94,18 @@ impl Report {
             }
         }
     }
+}
+
+fn what_stands(end: &Value) -> Value {
+    let mut left = Map::new();
+    for (key, value) in end.as_object().into_iter().flatten().filter(|(key, _)| !key.starts_with("engineincidents/")) {
+        let mut value = value.clone();
+        if key.starts_with("inferencedeployments/") {
+            value["status"]["recovery"] = Value::Null;
+        }
+        left.insert(key.clone(), value);
+    }
+    left.into()
 }
 
 /// Writes by `METHOD /path`, by object; those of a kind together whose names are others in another run.

@@ -10,7 +10,7 @@ use super::{
     changes::{self, BAD_IMAGE},
     clocks, doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
-    fleet, held, leaving, refused,
+    fleet, gone, held, leaving, rare, refused,
     report::Report,
     run::run,
     said::Log,
@@ -29,7 +29,7 @@ pub struct Row {
 
 impl Row {
     pub fn run(&self, keep_lines: bool) -> Report {
-        let mut report = run(&(self.story)(), true);
+        let mut report = run(&(self.story)().for_long(), true);
         let faults: Vec<String> = (self.expect)(&Log::of(&report)).into_iter().flatten().collect();
         let name = self.name.split('-').next().unwrap_or_default().to_uppercase();
         report.violations.extend(faults.into_iter().map(|what| format!("{name}: {what}")));
@@ -162,7 +162,7 @@ pub fn all() -> Vec<Row> {
         row("f4-node-dies-in-a-restart", broken::dies_in_a_restart, |log| {
             vec![log.no_delete(), log.changes("truebeat.io/restart-grant", (203_000, 220_000))]
         }),
-        row("f5-preempted", preempted, |log| vec![log.no_delete()]),
+        row("f5-preempted", preempted, |log| vec![log.no_delete(), log.grants_at_most(0), log.incidents(0)]),
         row("f6-gpu-held", broken::gpu_held, |log| vec![log.no_delete()]),
         row(
             "h4-all-alarm",
@@ -175,7 +175,7 @@ pub fn all() -> Vec<Row> {
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
     let more = [held::rows, broken::rows, stuck::rows, fleet::rows, strangers::rows, clocks::rows, refused::rows];
-    rows.extend(more.into_iter().flat_map(|rows| rows()));
+    rows.extend(more.into_iter().flat_map(|rows| rows()).chain(gone::rows()).chain(rare::rows()));
     rows
 }
 

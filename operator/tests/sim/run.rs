@@ -45,6 +45,8 @@ const RESTART_MS: u64 = 1_000;
 const ANOTHER_POD_MS: u64 = 30_000;
 /// So long after a death or a freeze somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
 const TAKEOVER_MS: u64 = 20_000;
+/// Who stays in order for so long lives to see the end of what is remembered for a time.
+const TIMES_END_MS: u64 = 600_000;
 
 /// Runs a story from beginning to end.
 pub fn run(story: &Story, keep_lines: bool) -> Report {
@@ -131,6 +133,8 @@ impl Run {
         let calm_ms = self.settled(over_ms, story.settle_ms, story.faults.rates.watch_elided > 0).await;
         let mut violations = end::in_order(&self.cluster.lock(), &self.world);
         let before = self.cluster.lock().checks.writes.clone();
+        let mut ends = end::ends_by_time(&self.cluster.lock());
+        ends.retain(|_, _| story.stay_ms >= TIMES_END_MS);
         self.until(calm_ms + story.stay_ms, &[]).await;
         for twin in std::mem::take(&mut self.twins) {
             let said = twin.await.unwrap_or_else(|_| vec!["P12: the second pass panicked".to_owned()]);
@@ -139,7 +143,10 @@ impl Run {
         let state = self.cluster.lock();
         let more = |(path, n): (&String, &u64)| (path.clone(), n - before.get(path).copied().unwrap_or(0));
         // a node's suspicion ends by its time alone, and once
-        let most = |path: &str| u64::from(path.contains("/nodes/"));
+        let most = |path: &str| {
+            let by_time = ends.iter().find(|(object, _)| path.trim_end_matches("/status").ends_with(object.as_str()));
+            by_time.map_or(0, |(_, count)| *count).max(u64::from(path.contains("/nodes/")))
+        };
         let new: Vec<_> = state.checks.writes.iter().map(more).filter(|(path, n)| *n > most(path)).collect();
         if !new.is_empty() {
             violations.push(format!("P7: writes while nothing happens: {new:?}"));
@@ -156,6 +163,7 @@ impl Run {
             virtual_ms: self.cluster.now_ms(),
             end_state: end::state(&state),
             lines: state.log.lines.clone().unwrap_or_default(),
+            said: state.checks.said.clone(),
             violations,
         }
     }

@@ -9,6 +9,8 @@ use super::{
 };
 
 pub const NAMESPACE: &str = "serving";
+/// What has come to be in order stays so for so many times the time that it may take.
+const STAYS: u64 = 10;
 /// The annotation by which the operator marks the last serving replica (I3).
 pub const LAST_SERVING: &str = "truebeat.io/last-serving";
 
@@ -52,6 +54,13 @@ pub struct Story {
     pub patient: bool,
     /// How long what lost its owner stays at least.
     pub garbage_ms: u64,
+}
+
+impl Story {
+    /// The same, whose end is held for ten times the bound (P4).
+    pub fn for_long(self) -> Self {
+        Story { stay_ms: STAYS * self.settle_ms, ..self }
+    }
 }
 
 pub fn spec(replicas: u64, mode: &str) -> Value {

@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use super::{job::Job, report::Report};
+use super::{job::Job, report::Report, spoken};
 
 const PROGRESS_EVERY: u64 = 1_000;
 
@@ -24,6 +24,8 @@ pub struct Tally {
     started: Instant,
     /// The properties that were violated, `P1` to `P16`, invariants, rows of faults.
     properties: BTreeSet<String>,
+    /// What operators have said in all runs.
+    said: spoken::Spoken,
 }
 
 impl Tally {
@@ -35,6 +37,7 @@ impl Tally {
             virtual_ms: 0,
             started: Instant::now(),
             properties: BTreeSet::new(),
+            said: spoken::Spoken::new(),
         }
     }
 
@@ -85,6 +88,7 @@ impl Tally {
 
     fn count(&mut self, job: &Job, report: &Report) {
         self.virtual_ms += report.virtual_ms;
+        report.said.iter().for_each(|(of, words)| self.said.entry(of).or_default().extend(words.iter().cloned()));
         if self.hashes {
             println!("{} {}", job.words(), hash(report));
         }
@@ -101,6 +105,18 @@ impl Tally {
         if done.is_multiple_of(PROGRESS_EVERY) {
             eprintln!("{done} runs in {:.0} s, {} failed", self.started.elapsed().as_secs_f64(), self.failed);
         }
+    }
+
+    /// P13: each word that is listed was said by somebody.
+    pub fn every_word(&mut self) {
+        let unsaid = spoken::unsaid(&self.said);
+        if unsaid.is_empty() {
+            return self.passed += 1;
+        }
+        self.failed += 1;
+        self.properties.insert("P13".to_owned());
+        println!("FAILED docs/conditions.md");
+        unsaid.iter().for_each(|what| println!("    P13: {what}"));
     }
 
     pub fn end(&self) -> ExitCode {

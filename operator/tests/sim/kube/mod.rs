@@ -6,6 +6,7 @@ pub mod fields;
 pub mod kinds;
 pub mod object;
 pub mod schema;
+pub mod select;
 pub mod store;
 pub mod verbs;
 pub mod wire;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::{Refusal, kinds::KINDS, object::Object, store::Store, verbs::Target};
+use super::{Refusal, kinds::KINDS, object::Object, select, store::Store, verbs::Target};
 
 /// How far a list that asks for any version lags behind.
 const STALE_MS: u64 = 4_000;
@@ -90,19 +90,23 @@ impl Call {
 
     fn list(&self, store: &Store) -> Result<(u16, Arc<Object>), Refusal> {
         let kind = self.target.kind;
-        let here = |value: &&Arc<Object>| {
+        self.query.get("fieldSelector").map_or(Ok(()), |selector| select::known_fields(selector))?;
+        let within = |value: &&Arc<Object>| {
             let namespace = &self.target.namespace;
-            (namespace.is_empty() || value["metadata"]["namespace"] == namespace.as_str()) && self.selects(value)
+            namespace.is_empty() || value["metadata"]["namespace"] == namespace.as_str()
         };
+        let here = |value: &&Arc<Object>| within(value) && self.selects(value);
         if self.query.get("resourceVersion").is_some_and(|version| version == "0") {
             // "any version": from a watch cache that may lag (P2)
             let old = store.as_of(kind.plural, store.now_ms.saturating_sub(STALE_MS));
             return Ok((200, self.list_of(old.iter().filter(here), &store.version_text(), "")));
         }
-        let all: Vec<&Arc<Object>> = store.of(kind.plural).map(|(_, entry)| &entry.value).filter(here).collect();
-        if store.page == 0 || !self.query.contains_key("limit") {
-            return Ok((200, self.list_of(all.into_iter(), &store.version_text(), "")));
-        }
+        let limit = self.query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0);
+        let one = self.query.get("fieldSelector").is_some_and(|selector| select::of_one(selector));
+        let Some(limit) = limit.filter(|_| !one) else {
+            let all = store.of(kind.plural).map(|(_, entry)| &entry.value).filter(here);
+            return Ok((200, self.list_of(all, &store.version_text(), "")));
+        };
         // a page; what it goes on from is gone as soon as anything has changed
         let (version, from) = match self.query.get("continue").and_then(|token| token.split_once(':')) {
             Some((version, from)) => (version.to_owned(), from.parse().unwrap_or(0)),
@@ -111,9 +115,12 @@ impl Call {
         if version != store.version_text() {
             return Err(Refusal::new(410, "Expired", "The provided continue parameter is too old"));
         }
-        let next =
-            if all.len() > from + store.page { format!("{version}:{}", from + store.page) } else { String::new() };
-        Ok((200, self.list_of(all.into_iter().skip(from).take(store.page), &version, &next)))
+        // it ends where it is full, and goes on wherever anything is left, be that selected or not
+        let page = if store.page == 0 { limit } else { store.page.min(limit) };
+        let mut rest = store.of(kind.plural).map(|(_, entry)| &entry.value).filter(within).enumerate().skip(from);
+        let items: Vec<_> = rest.by_ref().filter(|(_, value)| self.selects(value)).take(page).collect();
+        let next = rest.next().map(|(at, _)| format!("{version}:{at}")).unwrap_or_default();
+        Ok((200, self.list_of(items.into_iter().map(|(_, value)| value), &version, &next)))
     }
 
     /// A list as the API writes it.
@@ -140,16 +147,11 @@ impl Call {
         if self.partial && !object.is_empty() { object.partial() } else { object.text() }
     }
 
-    /// Does the request's label selector take this object?
+    /// Do the request's selectors take this object?
     pub fn selects(&self, value: &Object) -> bool {
-        let Some(selector) = self.query.get("labelSelector") else { return true };
-        selector.split(',').filter(|term| !term.is_empty()).all(|term| {
-            let labels = &value["metadata"]["labels"];
-            match term.split_once('=') {
-                Some((key, wanted)) => labels[key.trim_end_matches('=')] == wanted.trim_start_matches('='),
-                None => !labels[term].is_null(),
-            }
-        })
+        let (labels, fields) = (self.query.get("labelSelector"), self.query.get("fieldSelector"));
+        labels.is_none_or(|selector| select::by_labels(selector, &value["metadata"]["labels"]))
+            && fields.is_none_or(|selector| select::by_fields(selector, value))
     }
 }
 
