@@ -82,13 +82,8 @@ pub struct Acts {
 }
 
 impl Acts {
-    /// The same with what is known of an engine's end.
-    pub fn with_killed(self, killed: Killed) -> Self {
-        Self { killed, ..self }
-    }
-
-    /// Goes on with a book.
-    pub fn new(incidents: Incidents) -> Self {
+    /// Goes on with a book, and with what is known of an engine's end.
+    pub fn new(incidents: Incidents, killed: Killed) -> Self {
         let (tell, news) = mpsc::unbounded_channel();
         Self {
             incidents,
@@ -96,7 +91,7 @@ impl Acts {
             tell,
             capturing: None,
             summary: None,
-            killed: Killed::default(),
+            killed,
             outlives: None,
             refused_seen: None,
             refused: 0,

@@ -44,7 +44,7 @@ async fn a_restarted_detector_tells_of_the_evidence_by_what_is_in_the_book() {
         program: Program::default(),
         is_guess: false,
     };
-    Acts::new(book()).kill(&scene);
+    Acts::new(book(), Killed::default()).kill(&scene);
     let ended = tokio::time::timeout(SOON, child.wait()).await.expect("it is killed").unwrap();
     assert_eq!(ended.signal(), Some(Signal::SIGKILL as i32));
     let told = std::fs::read_to_string(&message).unwrap();
@@ -94,7 +94,7 @@ async fn who_may_be_a_sidecar_and_cannot_be_signalled_is_spared() {
         let job = Job { doubt, never_served, reachable, ..job(process(7)) };
         assert_eq!(job.is_out_of_reach().await, spared, "{never_served} {:?}", reachable(&process(7)));
     }
-    let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
+    let (mut acts, metrics) = (Acts::new(Incidents::default(), Killed::default()), Metrics::new().unwrap());
     acts.killed.begins(&process(7), 1);
     acts.tell.send(News::Spared { guess: process(7) }).unwrap();
     acts.take_news(&metrics);
@@ -164,7 +164,7 @@ async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
         program: Program { command_line: &[], image: "vllm:1" },
         is_guess: false,
     };
-    let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
+    let (mut acts, metrics) = (Acts::new(Incidents::default(), Killed::default()), Metrics::new().unwrap());
     acts.incidents.begin("host-7-9", 1, "StepStalled", "t0");
     acts.capture(&scene, &mut sources);
     let gathered = async {

@@ -182,7 +182,7 @@ impl Watch {
             ticker: Ticker::new().map_err(WatchError::Timer)?,
             lookout: Lookout::start(sources.shared_pages()).map_err(WatchError::Thread)?,
             due_in: Duration::from_millis(config.policy.tick_ms),
-            acts: Acts::new(memory.incidents.clone()).with_killed(killed),
+            acts: Acts::new(memory.incidents.clone(), killed),
             keeper: Keeper::start(dir, memory).map_err(WatchError::Thread)?,
             publisher: Publisher::new(stdout, reporter),
             metrics: Metrics::new()?,
