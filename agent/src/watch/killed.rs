@@ -297,15 +297,19 @@ mod tests {
     /// It died while no detector was there to see whom it left.
     #[test]
     fn where_nobody_saw_the_end_the_session_tells_who_is_left() {
-        use std::process::Command;
-        let mut leader = Command::new("setsid").args(["sh", "-c", "sleep 600 & wait"]).spawn().unwrap();
+        use std::process::{Command, Stdio};
+        // what is left ends with what it reads, which ends with this test, whatever comes of it
+        let mut leader = Command::new("setsid");
+        leader.args(["sh", "-c", "exec 3<&0; cat <&3 & wait"]).stdin(Stdio::piped());
+        let mut leader = leader.spawn().unwrap();
+        let _ends_with_this = leader.stdin.take();
         let pid = leader.id().cast_signed();
         let begun = std::time::Instant::now();
         let session = || {
             let all = crate::sources::procs::ProcRoot::live().all();
             all.into_iter().filter(|stat| stat.session == pid && stat.pid != pid).collect::<Vec<_>>()
         };
-        while !session().iter().any(|stat| stat.comm == "sleep") {
+        while !session().iter().any(|stat| stat.comm == "cat") {
             assert!(begun.elapsed() < std::time::Duration::from_secs(40), "it does not start");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

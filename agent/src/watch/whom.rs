@@ -71,6 +71,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::process::Stdio;
     use std::time::{Duration, Instant};
 
     use clap::Parser;
@@ -107,7 +108,10 @@ mod tests {
     async fn nobody_else_is_followed_while_a_worker_of_an_engine_that_died_lives() {
         let dir = tempfile::tempdir().unwrap();
         let mut root = tokio::process::Command::new("setsid");
-        let mut root = root.args(["sh", "-c", "setsid sleep 600 & wait"]).kill_on_drop(true).spawn().unwrap();
+        // the worker ends with what it reads, which ends with this test, whatever comes of it
+        root.args(["sh", "-c", "exec 3<&0; setsid cat <&3 & wait"]).stdin(Stdio::piped()).kill_on_drop(true);
+        let mut root = root.spawn().unwrap();
+        let _ends_with_this = root.stdin.take();
         let engine = EngineProcess::of(root.id().unwrap().cast_signed()).unwrap();
         let memory = Memory {
             engine: Some((engine.pid, engine.start_ticks)),
@@ -123,8 +127,8 @@ mod tests {
         until("its worker is seen", async || {
             watch.follow_engine(monotonic_ms());
             watch.seen = watch.observe(monotonic_ms(), 0).await;
-            let sleeps = |one: &EngineProcess| ProcRoot::live().stat(one.pid).is_some_and(|stat| stat.comm == "sleep");
-            worker = watch.sources.left().into_iter().find(sleeps);
+            let reads = |one: &EngineProcess| ProcRoot::live().stat(one.pid).is_some_and(|stat| stat.comm == "cat");
+            worker = watch.sources.left().into_iter().find(reads);
             worker.is_some()
         })
         .await;
