@@ -22,6 +22,7 @@ pub struct Metrics {
     fenced: IntGauge,
     ready: IntGauge,
     pub maintenance: IntGauge,
+    pub processes_left: IntGauge,
     in_flight: IntGauge,
     prompt_tokens_owed: IntGauge,
     gate_requests: GaugeVec,
@@ -52,6 +53,10 @@ impl Metrics {
             maintenance: IntGauge::new(
                 "truebeat_maintenance",
                 "1 while maintenance is declared: no silence counts against the engine.",
+            )?,
+            processes_left: IntGauge::new(
+                "truebeat_engine_processes_left",
+                "Processes of an engine that has ended which are still there.",
             )?,
             in_flight: IntGauge::new("truebeat_gate_in_flight", "Requests forwarded to the engine and not ended.")?,
             prompt_tokens_owed: IntGauge::new(
@@ -99,11 +104,12 @@ impl Metrics {
     }
 
     fn register(&self) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn prometheus::core::Collector>; 16] = [
+        let all: [Box<dyn prometheus::core::Collector>; 17] = [
             Box::new(self.verdict.clone()),
             Box::new(self.fenced.clone()),
             Box::new(self.ready.clone()),
             Box::new(self.maintenance.clone()),
+            Box::new(self.processes_left.clone()),
             Box::new(self.in_flight.clone()),
             Box::new(self.prompt_tokens_owed.clone()),
             Box::new(self.gate_requests.clone()),

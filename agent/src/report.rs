@@ -59,6 +59,8 @@ pub struct Declaration {
     pub episode: Option<Episode>,
     /// Nobody is fenced here (mode `Observe`): the word ages.
     pub unfenced: bool,
+    /// Processes that its engine left are waited for in vain, and the message says so.
+    pub left: bool,
     /// The order to drain of which the answer tells whether the pod leaves; a new one is a new question.
     pub drain: Option<u64>,
 }

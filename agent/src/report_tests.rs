@@ -12,6 +12,7 @@ fn wish(progressing: &str, stage: &str) -> Declaration {
         health_lies: stage == "Stalled",
         episode: Some(episode),
         unfenced: false,
+        left: false,
         drain: None,
     }
 }

@@ -14,6 +14,10 @@ const KILL_AGAIN_MS: u64 = 1_000;
 const SPARED_AGAIN_MS: u64 = 10_000;
 /// A worker that ends gives back hundreds of gigabytes of pinned memory, and its GPU: seconds, and it can be ended.
 const GIVING_BACK_MS: u64 = 20_000;
+/// What is waited for and not ended is told of after this: by then one that was ended would have been called unkillable.
+const IN_VAIN_MS: u64 = GIVING_BACK_MS + 10_000;
+/// So many pids are told of what is left.
+const PIDS_TOLD_MAX: usize = 8;
 /// A kill that has not said by then whom it reached never will.
 const KILLING_MS_MAX: u64 = 5_000;
 
@@ -24,6 +28,8 @@ pub struct Killed {
     left: bool,
     /// Its first process was there still at the last look, although SIGKILL was sent.
     outlives: bool,
+    /// Whose remains the log has told of, because nobody here ends them.
+    told: Option<EngineProcess>,
 }
 
 /// A kill, or an end without one.
@@ -183,6 +189,40 @@ impl Killed {
         self.last.iter().flat_map(|end| &end.others).map(|other| other.pid).collect()
     }
 
+    /// How many of the engine are left.
+    pub fn count_left(&self) -> usize {
+        self.last.as_ref().filter(|_| self.left).map_or(0, |end| end.others.len())
+    }
+
+    /// What a person must know of what an engine left, where it has been waited for in vain and nobody here ends it: what is but a guess, or
+    /// what nobody saw end, is not killed, and neither is anything while recovery may not. Nothing else would ever end the wait.
+    pub fn plea(&self, now_ms: u64) -> Option<String> {
+        let end = self.last.as_ref().filter(|end| self.left && !end.under_way && end.sent_ms.is_none())?;
+        let left_ms = now_ms.saturating_sub(end.first_ms);
+        if left_ms < IN_VAIN_MS {
+            return None;
+        }
+        let (count, pids) = (end.others.len(), end.others.iter().take(PIDS_TOLD_MAX));
+        let pids = pids.map(|other| other.pid.to_string()).collect::<Vec<_>>().join(", ");
+        let why = match end.remains_only {
+            true => "recovery may not end them now (its mode, or maintenance)",
+            false => "that they are the engine's is not certain, so nothing here ends them",
+        };
+        let seconds = left_ms / 1_000;
+        Some(format!(
+            "{count} of its processes are left after {seconds} s (pids {pids}), and no other engine is followed before they have gone; {why}: \
+             to delete the pod ends them"
+        ))
+    }
+
+    /// Is the log to be told? Once of each end.
+    pub fn is_to_be_told(&mut self) -> bool {
+        let engine = self.last.as_ref().map(|end| end.engine.clone());
+        let news = self.told != engine;
+        self.told = engine;
+        news
+    }
+
     /// What a successor must know: that something is left, or that the engine was sent SIGKILL and may be there still.
     pub fn kept(&self) -> Option<&End> {
         self.last.as_ref().filter(|end| !end.spared && (self.left || self.outlives))
@@ -268,6 +308,31 @@ mod tests {
         let (_guest, guest_now) = self::worker();
         killed.ended(&ROOT, 1_000, vec![guest_now], false);
         assert!(killed.look(1_001, Some(&ROOT)) && killed.remains_due(u64::MAX).is_empty(), "it was but a guess");
+    }
+
+    /// Nobody ends what a guess left, and to wait for it in silence would be to wait for ever.
+    #[tokio::test]
+    async fn what_is_left_and_ended_by_nobody_is_told_of() {
+        let (mut worker, worker_now) = worker();
+        let mut killed = Killed::default();
+        killed.ended(&ROOT, 1_000, vec![worker_now.clone()], false);
+        assert!(killed.look(1_001, Some(&ROOT)) && killed.count_left() == 1);
+        let due_ms = 1_000 + IN_VAIN_MS;
+        assert_eq!(killed.plea(due_ms - 1), None, "its container's runtime may end it");
+        let plea = killed.plea(due_ms).unwrap();
+        for word in [format!("pids {}", worker_now.pid), "after 30 s".into(), "not certain".into()] {
+            assert!(plea.contains(&word), "{word}: {plea}");
+        }
+        assert!(killed.is_to_be_told() && !killed.is_to_be_told(), "the log has it once");
+        let mut next = Killed::recalled(killed.kept().cloned(), Some(&ROOT), 90_000);
+        assert!(next.look(90_000, Some(&ROOT)) && next.plea(90_000).is_some(), "a successor says so too");
+        // what is known to be the engine's is ended, unless that may not be
+        killed.ended(&ROOT, 1_000, vec![worker_now], true);
+        assert!(killed.look(1_001, Some(&ROOT)) && killed.plea(due_ms).unwrap().contains("maintenance"));
+        assert_eq!((killed.remains_due(due_ms).len(), killed.plea(due_ms)), (1, None), "what is ended");
+        worker.kill().await.unwrap();
+        killed.ended(&ROOT, 1_000, killed.last.clone().unwrap().others, false);
+        assert!(!killed.look(due_ms, Some(&ROOT)) && killed.plea(due_ms).is_none() && killed.count_left() == 0);
     }
 
     /// The supervisor has started another detector in the middle.

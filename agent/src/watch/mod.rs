@@ -219,6 +219,7 @@ impl Watch {
         let obs = self.observe(now_ms, gap_ms).await;
         let mut outcome = std::mem::take(&mut self.outcome);
         self.detector.step_into(now_ms, &obs, &mut outcome);
+        self.tell_of_remains(now_ms, &mut outcome);
         self.due_in = Duration::from_millis(outcome.check_again_in_ms.min(self.config.policy.tick_ms).max(10));
         self.hold.take_if(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
         self.acts.take_news(&self.metrics);

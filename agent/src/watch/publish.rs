@@ -48,6 +48,8 @@ pub struct News<'a> {
     pub question: Option<u64>,
     /// Nobody is fenced here.
     pub unfenced: bool,
+    /// Processes that the engine left are waited for in vain.
+    pub left: bool,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
     /// Requests that the gate refuses (I7).
@@ -89,6 +91,7 @@ impl Watch {
             shut: self.control.draining,
             question: self.trust.question(),
             unfenced: self.recovery.mode() == Mode::Observe,
+            left: self.acts.killed.plea(now_ms).is_some(),
             by_hand: self.hand.as_deref(),
             poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
@@ -213,6 +216,7 @@ impl Publisher {
             health_lies: news.outcome.health_lies,
             episode: news.incidents.first().cloned(),
             unfenced: news.unfenced,
+            left: news.left,
             drain: news.question,
         };
         if is_due(self.declared.as_ref(), &declaration, news.now_ms) {
@@ -313,10 +317,10 @@ fn is_well(declaration: &Declaration) -> bool {
     declaration.progressing == "True" && calm
 }
 
-fn substance(declaration: &Declaration) -> (&str, &str, [bool; 2], Mark<'_>, Option<u64>) {
-    let Declaration { progressing, reason, health_lies, episode, unfenced, drain, .. } = declaration;
+fn substance(declaration: &Declaration) -> (&str, &str, [bool; 3], Mark<'_>, Option<u64>) {
+    let Declaration { progressing, reason, health_lies, episode, unfenced, left, drain, .. } = declaration;
     let reason = if is_well(declaration) { "" } else { reason };
-    (progressing, reason, [*health_lies, *unfenced], mark(episode.as_ref()), *drain)
+    (progressing, reason, [*health_lies, *unfenced, *left], mark(episode.as_ref()), *drain)
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.

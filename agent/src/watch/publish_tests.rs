@@ -20,6 +20,7 @@ fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
         shut: false,
         question: None,
         unfenced: false,
+        left: false,
         gate,
         gate_hangs_ms: 0,
     }
@@ -58,6 +59,16 @@ fn that_an_engine_outlives_its_kill_is_news_by_its_class_alone() {
     let before = (said(&StallClass::StepStalled), 0);
     assert!(!is_due(Some(&before), &said(&StallClass::StepStalled), 0));
     assert!(is_due(Some(&before), &said(&StallClass::Unkillable), 0));
+}
+
+/// Its seconds grow at every look; that it is so at all is told once.
+#[test]
+fn that_what_an_engine_left_is_waited_for_in_vain_is_news_when_it_begins() {
+    let said = |left, message: &str| Declaration { left, message: message.into(), ..Declaration::default() };
+    let before = (said(false, "gone"), 0);
+    assert!(is_due(Some(&before), &said(true, "gone; 1 left after 30 s"), 0));
+    let before = (said(true, "gone; 1 left after 30 s"), 0);
+    assert!(!is_due(Some(&before), &said(true, "gone; 1 left after 31 s"), 1_000));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whom a tick is about: the engine that is followed, and of one that has ended whatever is left, before anybody else (P16).
 
 use vitals::recovery::Mode;
+use vitals::verdict::{Outcome, Reason, Verdict};
 
 use super::follow::{Follow, started_ms};
 use super::killed::Killed;
@@ -65,6 +66,17 @@ impl Watch {
         if self.recovery.mode() == Mode::Recover && !self.seen.maintenance {
             self.acts.end_remains(now_ms);
         }
+    }
+
+    /// What an engine left and nobody here ends is told of as long as it is there: replaced, the pod is rid of it, and nothing else helps.
+    pub(super) fn tell_of_remains(&mut self, now_ms: u64, outcome: &mut Outcome) {
+        let killed = &mut self.acts.killed;
+        self.metrics.processes_left.set(i64::try_from(killed.count_left()).unwrap_or(i64::MAX));
+        let Some(text) = killed.plea(now_ms).filter(|_| outcome.verdict == Verdict::Dead) else { return };
+        if killed.is_to_be_told() {
+            tracing::error!(text, "the engine has ended and left processes behind, which nobody here ends");
+        }
+        outcome.reasons.push(Reason { source: "proc".to_owned(), text });
     }
 }
 
@@ -141,6 +153,15 @@ mod tests {
         })
         .await;
         assert_eq!((watch.engine.as_ref(), watch.acts.killed.others()), (Some(&engine), vec![worker.pid]));
+        let told = |watch: &mut Watch, after_ms| {
+            let mut outcome = Outcome { verdict: Verdict::Dead, ..Outcome::default() };
+            watch.tell_of_remains(monotonic_ms() + after_ms, &mut outcome);
+            outcome.reasons.pop().map(|reason| reason.text)
+        };
+        assert_eq!(told(&mut watch, 0), None);
+        let text = told(&mut watch, 60_000).expect("nobody ends what a guess left, and nobody is told");
+        assert!(text.contains(&format!("(pids {})", worker.pid)), "{text}");
+        assert!(watch.metrics.text().contains("truebeat_engine_processes_left 1"), "{}", watch.metrics.text());
         let memory = Memory { left: watch.acts.killed.kept().cloned(), ..memory };
         let (_, followed, killed) = first(&watch.config, &memory, monotonic_ms()).await;
         assert_eq!((followed, killed.is_left()), (Some(engine), true), "whoever comes next knows it as well");
@@ -148,6 +169,8 @@ mod tests {
         until("it has gone", async || worker.is_gone()).await;
         watch.follow_engine(monotonic_ms());
         assert!(!watch.acts.killed.is_left() && watch.acts.killed.kept().is_none());
+        assert_eq!(told(&mut watch, 60_000), None);
+        assert!(watch.metrics.text().contains("truebeat_engine_processes_left 0"), "{}", watch.metrics.text());
         let (_, followed, killed) = first(&watch.config, &memory, monotonic_ms()).await;
         assert_eq!((followed, killed.is_left()), (None, false));
     }
