@@ -54,8 +54,8 @@ pub use self::ras::RasSource;
 pub use self::scrape::Scraper;
 pub use self::steps::RankSteps;
 pub use self::tree::{
-    EngineProcess, Found, container_of, find_engine_in, find_pod_engine, process_tree, process_tree_in,
-    process_tree_members,
+    EngineProcess, Found, container_of, find_engine_in, find_pod_engine, left_of, left_of_in, process_tree,
+    process_tree_in, process_tree_members,
 };
 use self::turns::Done;
 use self::walk::TreeWatch;

@@ -78,6 +78,12 @@ pub fn container_of(process: &EngineProcess) -> Option<String> {
     own_container(&ProcRoot::live(), process.pid, own_pid()).filter(|_| process.lives())
 }
 
+/// Who is left of an engine whose end nobody saw: its session's, and whoever is still in its `container`, which has ended with it. Not who came
+/// in there by another door (`kubectl exec`), with what they started.
+pub fn left_of(engine: &EngineProcess, container: Option<&str>) -> Vec<EngineProcess> {
+    left_of_in(&ProcRoot::live(), engine, container, own_pid())
+}
+
 /// The process that a search took for the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -127,6 +133,24 @@ fn members_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<EngineProce
         .collect();
     tree.sort_by_key(|member| (member.pid != root.pid, member.pid));
     tree
+}
+
+/// [`left_of`] over any `/proc`, seen by process `me`.
+pub fn left_of_in(proc: &ProcRoot, engine: &EngineProcess, container: Option<&str>, me: i32) -> Vec<EngineProcess> {
+    let mut left = members_in(proc, engine, me);
+    let Some(container) = container else { return left };
+    let all = proc.all();
+    let spared = ancestors(&all, me);
+    let inside = |stat: &Stat| !stat.ended() && !spared.contains(&stat.pid) && stat.pid != 1;
+    let inside = all.into_iter().filter(inside).filter(|stat| proc.cgroup(stat.pid).as_deref() == Some(container));
+    let inside: Vec<Stat> = inside.collect();
+    let mut visitors: HashSet<i32> = inside.iter().filter(|stat| stat.ppid == 0).map(|stat| stat.pid).collect();
+    add_descendants(&inside, &mut visitors);
+    let known: HashSet<i32> = left.iter().map(|process| process.pid).collect();
+    let more = inside.iter().filter(|stat| !visitors.contains(&stat.pid) && !known.contains(&stat.pid));
+    left.extend(more.map(EngineProcess::from));
+    left.sort_by_key(|process| process.pid);
+    left
 }
 
 /// [`find_pod_engine`] over any `/proc`, seen by process `me`.

@@ -72,11 +72,19 @@ struct Reading {
 }
 
 impl Follow {
-    /// `agent_dir` where `engine.json` tells; `None` in a pod. `known`: whom our forerunner followed; if it lives, it is the
-    /// engine until a search says otherwise, for an engine that hangs may not be searchable.
-    pub fn new(agent_dir: Option<PathBuf>, page_dir: &Path, known: Option<EngineProcess>) -> Self {
+    /// `agent_dir` where `engine.json` tells; `None` in a pod. `known`: whom our forerunner followed, and in which container; if it lives, it
+    /// is the engine until a search says otherwise, for an engine that hangs may not be searchable.
+    pub fn new(
+        agent_dir: Option<PathBuf>,
+        page_dir: &Path,
+        known: Option<EngineProcess>,
+        container: Option<String>,
+    ) -> Self {
+        let engine = known.clone().filter(|engine| agent_dir.is_none() && engine.lives());
+        // of one of whom nobody can say now whether it lives, the container is not said to have ended
+        let container = known.filter(|known| engine.is_some() || known.is_gone()).zip(container);
         Self {
-            engine: known.filter(|engine| agent_dir.is_none() && engine.lives()),
+            engine,
             agent_dir,
             page_dir: page_dir.to_owned(),
             sure: false,
@@ -91,7 +99,7 @@ impl Follow {
             words: Vec::new(),
             image: String::new(),
             reading: Aside::default(),
-            container: None,
+            container,
         }
     }
 
@@ -181,6 +189,20 @@ impl Follow {
         !self.sure
     }
 
+    /// What names the container of this engine, where it is known.
+    pub fn container_of(&self, engine: &EngineProcess) -> Option<&str> {
+        self.container.as_ref().filter(|(known, _)| known == engine).map(|(_, container)| container.as_str())
+    }
+
+    /// The container whose engine has ended: nobody in there is one. Before anybody is followed it is that of a forerunner's engine.
+    fn ended_container(&self) -> Option<String> {
+        if self.lives_now() {
+            return None;
+        }
+        let of = self.container.as_ref().filter(|(known, _)| self.engine.as_ref().is_none_or(|engine| engine == known));
+        of.map(|(_, container)| container.clone())
+    }
+
     fn hear_file(&mut self, read: Option<(Mark, EngineFile)>) {
         let Some((mark, file)) = read else { return };
         if self.engine.as_ref() != Some(&file.process()) {
@@ -216,8 +238,7 @@ impl Follow {
         }
         let page_dir = self.page_dir.clone();
         let every_ms = if living { DOUBT_EVERY_MS } else { SEARCH_EVERY_MS };
-        let ended = self.container.as_ref().filter(|(engine, _)| !living && Some(engine) == self.engine.as_ref());
-        let ended = ended.map(|(_, container)| container.clone());
+        let ended = self.ended_container();
         self.search.start(now_ms, every_ms, move || find_pod_engine(&page_dir, ended.as_deref()));
     }
 
@@ -309,7 +330,7 @@ mod tests {
             };
             crate::files::write_json(&EngineFile::path(dir.path()), &file).unwrap();
         };
-        let mut follow = Follow::new(Some(dir.path().to_owned()), Path::new("/run/truebeat"), None);
+        let mut follow = Follow::new(Some(dir.path().to_owned()), Path::new("/run/truebeat"), None, None);
         says(1);
         let soon = Duration::from_secs(60);
         // what a look has begun to read is there at the next
@@ -332,7 +353,7 @@ mod tests {
     #[tokio::test]
     async fn whom_the_forerunner_followed_is_the_engine_at_once_and_a_guess() {
         let me = EngineProcess::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()));
+        let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()), None);
         assert_eq!((follow.look(0), follow.is_guess()), (Some(me.clone()), true));
         while follow.program().command_line.is_empty() {
             tokio::task::yield_now().await;
@@ -340,6 +361,22 @@ mod tests {
         }
         assert_eq!(follow.program().image, program_of(&me), "its program is known before it hangs");
         let gone = EngineProcess { start_ticks: me.start_ticks + 1, ..me };
-        assert_eq!(Follow::new(None, Path::new("/run/truebeat"), Some(gone)).engine, None);
+        assert_eq!(Follow::new(None, Path::new("/run/truebeat"), Some(gone), None).engine, None);
+    }
+
+    /// Its container is on its way out, and a shell in there is its oldest process.
+    #[test]
+    fn of_an_engine_that_ended_while_nobody_watched_the_container_is_known() {
+        let me = EngineProcess::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let follow = |known: &EngineProcess| {
+            Follow::new(None, Path::new("/run/truebeat"), Some(known.clone()), Some("0::/../a".to_owned()))
+        };
+        let lives = follow(&me);
+        assert_eq!((lives.container_of(&me), lives.ended_container()), (Some("0::/../a"), None), "it lives");
+        let gone = EngineProcess { start_ticks: me.start_ticks + 1, ..me };
+        let mut follow = follow(&gone);
+        assert_eq!(follow.ended_container().as_deref(), Some("0::/../a"));
+        follow.engine = Some(EngineProcess { start_ticks: gone.start_ticks + 1, ..gone });
+        assert_eq!(follow.ended_container(), None, "another one ended since, of which nothing is known");
     }
 }

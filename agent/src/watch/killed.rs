@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use vitals::observation::ProcObs;
 
-use crate::sources::{EngineProcess, process_tree_members};
+use crate::sources::{EngineProcess, left_of};
 
 /// The kill is repeated for a process that is still there.
 const KILL_AGAIN_MS: u64 = 1_000;
@@ -72,11 +72,11 @@ impl End {
 
 impl Killed {
     /// What a forerunner left: of its kill, or of an end that it saw. Where it did not live to say whom it killed, or saw no end and the engine
-    /// that it followed has gone, whoever is left in that engine's session.
-    pub fn recalled(end: Option<End>, known: Option<&EngineProcess>, now_ms: u64) -> Self {
+    /// that it followed has gone, whoever is left in that engine's session and in its `container`.
+    pub fn recalled(end: Option<End>, known: Option<&EngineProcess>, container: Option<&str>, now_ms: u64) -> Self {
         let unseen = || {
             let engine = known.filter(|engine| engine.is_gone())?;
-            Some(End { others: process_tree_members(engine), ..End::of(engine, now_ms) })
+            Some(End { others: left_of(engine, container), ..End::of(engine, now_ms) })
         };
         let last = end.filter(|end| Some(&end.engine) == known && !end.under_way).or_else(unseen);
         Self { last: last.map(|end| End { mourned: true, ..end }), ..Self::default() }
@@ -324,7 +324,7 @@ mod tests {
             assert!(plea.contains(&word), "{word}: {plea}");
         }
         assert!(killed.is_to_be_told() && !killed.is_to_be_told(), "the log has it once");
-        let mut next = Killed::recalled(killed.kept().cloned(), Some(&ROOT), 90_000);
+        let mut next = Killed::recalled(killed.kept().cloned(), Some(&ROOT), None, 90_000);
         assert!(next.look(90_000, Some(&ROOT)) && next.plea(90_000).is_some(), "a successor says so too");
         // what is known to be the engine's is ended, unless that may not be
         killed.ended(&ROOT, 1_000, vec![worker_now], true);
@@ -344,7 +344,7 @@ mod tests {
         killed.reached(&ROOT, vec![ROOT, worker_now]);
         assert!(killed.look(100, Some(&ROOT)));
         let written = serde_json::to_string(&killed.kept()).unwrap();
-        let recall = || Killed::recalled(serde_json::from_str(&written).unwrap(), Some(&ROOT), 200);
+        let recall = || Killed::recalled(serde_json::from_str(&written).unwrap(), Some(&ROOT), None, 200);
         let mut next = recall();
         assert!(next.look(200, Some(&ROOT)), "it would follow whoever comes");
         // (what was held against it is forgotten: were it alive, the front end of whoever comes would speak for it)
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(shown(&next, sent_ms + 10_001), (true, Some(sent_ms)));
         assert!(next.remains_due(u64::MAX).is_empty(), "a kill is repeated by whoever has the grant");
         let another = EngineProcess { start_ticks: 2, ..ROOT };
-        assert!(!Killed::recalled(next.kept().cloned(), Some(&another), 200).look(200, Some(&another)));
+        assert!(!Killed::recalled(next.kept().cloned(), Some(&another), None, 200).look(200, Some(&another)));
         worker.kill().await.unwrap();
         let mut late = recall();
         assert!(!late.look(300, Some(&ROOT)) && late.kept().is_none());
@@ -379,10 +379,10 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let engine = EngineProcess::of(pid).unwrap();
-        assert!(!Killed::recalled(None, Some(&engine), 7).look(7, Some(&engine)), "it lives");
+        assert!(!Killed::recalled(None, Some(&engine), None, 7).look(7, Some(&engine)), "it lives");
         leader.kill().unwrap();
         leader.wait().unwrap();
-        let mut killed = Killed::recalled(None, Some(&engine), 7);
+        let mut killed = Killed::recalled(None, Some(&engine), None, 7);
         assert!(killed.look(7, Some(&engine)) && killed.remains_due(u64::MAX).is_empty());
         crate::kill::send(&killed.others(), nix::sys::signal::Signal::SIGKILL);
         while killed.look(8, Some(&engine)) {

@@ -27,6 +27,8 @@ use crate::sources::EngineProcess;
 pub struct Memory {
     /// pid and start ticks of the engine that all of this is about.
     pub engine: Option<(i32, u64)>,
+    /// What names the container that the engine is in, where that is known: what is in there once it has ended is its own, and no engine.
+    pub container: Option<String>,
     /// Would the replica serve, by what its engine does alone?
     pub fit: bool,
     /// This engine has delivered tokens, or needs not show that it does.
@@ -146,6 +148,7 @@ pub fn known_engine(agent_dir: &Path) -> Option<EngineProcess> {
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
     pub engine: Option<(i32, u64)>,
+    pub container: Option<&'a str>,
     pub fit: bool,
     pub proven: bool,
     pub fenced: bool,
@@ -161,11 +164,11 @@ pub struct Known<'a> {
 impl Memory {
     fn holds(&self, now: &Known<'_>) -> bool {
         let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, left, .. } = *now;
-        let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
+        let Known { container, last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         (self.engine, self.fit, self.proven) == (engine, fit, proven)
             && (self.fenced, self.last_serving) == (fenced, last_serving)
             && (self.last_unattended_ms, self.drain_ended) == (last_unattended_ms, drain_ended)
-            && self.paused_ms == paused_ms
+            && (self.paused_ms, self.container.as_deref()) == (paused_ms, container)
             && self.refusal == refusal
             && self.incidents == *incidents
             && self.left.as_ref() == left
@@ -201,11 +204,12 @@ impl Keeper {
         }
         let learned = learned.unwrap_or_else(|| std::mem::take(&mut self.written.learned));
         let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, left, .. } = *now;
-        let Known { last_unattended_ms, paused_ms, drain_ended, .. } = *now;
+        let Known { container, last_unattended_ms, paused_ms, drain_ended, .. } = *now;
         let (refusal, incidents, left) = (refusal.to_owned(), incidents.clone(), left.cloned());
         let boot_id = std::mem::take(&mut self.written.boot_id);
         self.written = Memory {
             engine,
+            container: container.map(str::to_owned),
             fit,
             proven,
             fenced,
@@ -280,6 +284,7 @@ mod tests {
         let (incidents, begun) = (Incidents::default(), std::time::Instant::now());
         let known = Known {
             engine: Some((1, 2)),
+            container: Some("0::/../a"),
             fit: true,
             proven: true,
             fenced: false,
@@ -305,6 +310,7 @@ mod tests {
         }
         let recalled = Memory::recall(&agent_dir);
         assert_eq!((recalled.last_serving, recalled.paused_ms), (true, Some(7)), "and known to whoever comes after");
+        assert_eq!(recalled.container.as_deref(), Some("0::/../a"));
         assert_eq!(recalled.learned, learned());
         let (mut later, later_ms) = (Learned { tokens_live: true, ..Learned::default() }, WRITTEN_EVERY_MS + 1);
         keeper.keep(later_ms, &known, || later.clone());

@@ -103,6 +103,7 @@ impl Watch {
     fn remember(&mut self, now_ms: u64, proven: bool) {
         let known = Known {
             engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
+            container: self.engine.as_ref().and_then(|engine| self.follow.container_of(engine)),
             fit: self.fit,
             proven,
             fenced: self.own_fence,

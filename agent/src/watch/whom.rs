@@ -13,12 +13,13 @@ use crate::sources::EngineProcess;
 pub async fn first(config: &WatchConfig, memory: &Memory, now_ms: u64) -> (Follow, Option<EngineProcess>, Killed) {
     let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
     let agent_dir = config.standalone.then(|| config.agent_dir.clone());
-    let mut follow = Follow::new(agent_dir, &config.sources.page_dir, known.clone());
+    let mut follow = Follow::new(agent_dir, &config.sources.page_dir, known.clone(), memory.container.clone());
     if config.standalone {
         let engine = follow.look_first(now_ms, DISK_WAIT_MAX).await;
         return (follow, engine, Killed::default());
     }
-    let mut killed = Killed::recalled(memory.left.clone(), known.as_ref(), now_ms);
+    let container = memory.container.as_deref();
+    let mut killed = Killed::recalled(memory.left.clone(), known.as_ref(), container, now_ms);
     let engine = match known.filter(|known| killed.look(now_ms, Some(known))) {
         Some(left) => follow.stay_with(now_ms, left),
         None => follow.look_first(now_ms, DISK_WAIT_MAX).await,
@@ -164,14 +165,16 @@ mod tests {
         assert!(watch.metrics.text().contains("truebeat_engine_processes_left 1"), "{}", watch.metrics.text());
         let memory = Memory { left: watch.acts.killed.kept().cloned(), ..memory };
         let (_, followed, killed) = first(&watch.config, &memory, monotonic_ms()).await;
-        assert_eq!((followed, killed.is_left()), (Some(engine), true), "whoever comes next knows it as well");
+        assert_eq!((followed.as_ref(), killed.is_left()), (Some(&engine), true), "whoever comes next knows it as well");
         crate::kill::send_to(std::slice::from_ref(&worker), nix::sys::signal::Signal::SIGKILL);
         until("it has gone", async || worker.is_gone()).await;
         watch.follow_engine(monotonic_ms());
         assert!(!watch.acts.killed.is_left() && watch.acts.killed.kept().is_none());
         assert_eq!(told(&mut watch, 60_000), None);
         assert!(watch.metrics.text().contains("truebeat_engine_processes_left 0"), "{}", watch.metrics.text());
-        let (_, followed, killed) = first(&watch.config, &memory, monotonic_ms()).await;
+        let memory = Memory { container: Some("0::/../a".to_owned()), ..memory };
+        let (follow, followed, killed) = first(&watch.config, &memory, monotonic_ms()).await;
         assert_eq!((followed, killed.is_left()), (None, false));
+        assert_eq!(follow.container_of(&engine), memory.container.as_deref(), "nobody in there is the next");
     }
 }

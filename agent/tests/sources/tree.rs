@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use agent::sources::{EngineProcess, Found, find_engine_in, process_tree_in};
+use agent::sources::{EngineProcess, Found, find_engine_in, left_of_in, process_tree_in};
 
 use crate::fixture::{FakeProc, Process};
 
@@ -68,6 +68,29 @@ fn orphans_in_the_engines_container_are_the_engines_and_ours_are_not() {
         Process { cgroup: ours, ..process(141, 1, 141) },
     ]);
     assert_eq!(process_tree_in(&fake.root(), &ENGINE, 21), [100, 140]);
+}
+
+/// The engine has ended while no detector was there: its container has ended with it, so whoever is still in there is its own.
+#[test]
+fn who_is_left_in_a_container_whose_engine_ended_unseen_is_the_engines_but_for_guests() {
+    let (engine, next) = ("5:cpu:/pod/engine\n", "5:cpu:/pod/engine-2\n");
+    let fake = pod("");
+    let inside = |pid, ppid, cgroup| Process { pid, ppid, session: pid, start_ticks: 22, cgroup, ..Default::default() };
+    [30, 31].into_iter().for_each(|pid| fake.remove(pid));
+    fake.put(&inside(32, 1, engine)); // a worker in a session of its own, and its child
+    fake.put(&inside(33, 32, engine));
+    fake.put(&inside(41, 40, engine)); // what the shell of `kubectl exec` has started
+    fake.put(&Process { state: 'Z', ..inside(34, 1, engine) });
+    fake.put(&inside(50, 0, next)); // its successor
+    fake.put(&inside(51, 50, next));
+    let left = |container| {
+        let ended = EngineProcess { pid: 30, start_ticks: 20 };
+        left_of_in(&fake.root(), &ended, container, 8).into_iter().map(|left| left.pid).collect::<Vec<_>>()
+    };
+    assert_eq!(left(Some(engine)), [32, 33]);
+    assert_eq!(left(None), [] as [i32; 0], "without its container nobody knows whose they are");
+    fake.put(&Process { session: 30, ..inside(32, 1, engine) });
+    assert_eq!(left(Some(engine)), [32, 33], "nobody is counted twice");
 }
 
 #[test]
