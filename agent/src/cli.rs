@@ -23,6 +23,7 @@ use crate::own_program::OWN_PROGRAM;
 use crate::short_slice;
 use crate::signals;
 use crate::sources::process_tree;
+use crate::spare_thread;
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
 
@@ -209,7 +210,7 @@ pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
 /// # Errors
 /// When the kernel gives no event queue.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
+    spare_thread::ends_late(tokio::runtime::Builder::new_current_thread().enable_all()).build()
 }
 
 /// Runs one of the agent's roles to its end. `log_filter`: what its children log.
@@ -218,6 +219,7 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 /// When the role cannot start: a port in use, a directory not writable, an option that makes no sense.
 pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, AgentError> {
     tokio::spawn(footprint::keep_small());
+    tokio::spawn(spare_thread::keep_one());
     match args.role {
         Role::Supervise(args) => {
             short_slice::ask_or_log();
@@ -262,6 +264,7 @@ pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, 
 pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCode, AgentError> {
     use std::os::unix::fs::DirBuilderExt;
     tokio::spawn(footprint::keep_small());
+    tokio::spawn(spare_thread::keep_one());
     short_slice::ask_or_log();
     let own_dir = args.agent_dir.is_none();
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dirs::fresh(&std::env::temp_dir()));

@@ -26,6 +26,7 @@ pub mod report;
 pub mod short_slice;
 mod signals;
 pub mod sources;
+mod spare_thread;
 pub mod status;
 pub mod stderr;
 pub mod supervisor;

@@ -14,6 +14,8 @@ mod disk;
 mod ends;
 #[path = "processes/lies.rs"]
 mod lies;
+#[path = "processes/no_threads.rs"]
+mod no_threads;
 #[path = "common/not_run.rs"]
 mod not_run;
 #[path = "processes/part.rs"]
