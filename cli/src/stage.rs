@@ -166,6 +166,16 @@ impl Stage {
         Ok(http::get_json(&self.http, &format!("{}/verdict", self.agent), CALL).await?.1)
     }
 
+    /// [`Stage::stop`] after what was done on it; an error of that is told first, for it is mostly why the run does not end as it should.
+    ///
+    /// # Errors
+    /// That of `done`, else as [`Stage::stop`].
+    pub async fn stop_after<T>(&mut self, done: anyhow::Result<T>) -> anyhow::Result<T> {
+        let stopped = self.stop().await;
+        let done = done?;
+        stopped.map(|()| done)
+    }
+
     /// SIGTERM to `truebeat run`, and SIGKILL when that does not help.
     ///
     /// # Errors

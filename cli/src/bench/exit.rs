@@ -70,10 +70,7 @@ async fn one_kill(out: &Path, model: &Path) -> anyhow::Result<Seen> {
         tokio::task::spawn_blocking(move || kill_and_watch(log)).await?
     };
     let measured = measured.await;
-    let stopped = stage.stop().await;
-    let measured = measured?;
-    stopped?;
-    Ok(measured)
+    stage.stop_after(measured).await
 }
 
 fn kill_and_watch(mut log: RunLog) -> anyhow::Result<Seen> {

@@ -30,9 +30,7 @@ pub async fn run(out: &Path, server: &Path, count: u32) -> anyhow::Result<bool> 
     let server = server.canonicalize().with_context(|| format!("there is no server {}", server.display()))?;
     let mut stage = Stage::launch(&EngineKind::Stranger { server, more: Vec::new() }, &out.join("foreign"))?;
     let frozen = freeze_often(&mut stage, count).await;
-    let stopped = stage.stop().await;
-    let frozen = frozen?;
-    stopped?;
+    let frozen = stage.stop_after(frozen).await?;
     let of = |value: fn(&Freeze) -> f64| Sorted::from(frozen.iter().map(value).collect::<Vec<_>>());
     let (fence, confirm, serving) = (of(|f| f.to_fence), of(|f| f.fence_to_confirm), of(|f| f.to_serving));
     line("foreign_freezes", fence.count(), "count", "-");

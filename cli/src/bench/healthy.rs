@@ -34,9 +34,7 @@ pub async fn run(out: &Path, model: &Path, minutes: u64, burners: u16) -> anyhow
     let stop_burning = burn(burners);
     let result = watch(&mut stage, Duration::from_secs(minutes * 60)).await;
     stop_burning.store(true, Ordering::Relaxed);
-    let stopped = stage.stop().await;
-    let (seen, requests, load) = result?;
-    stopped?;
+    let (seen, requests, load) = stage.stop_after(result).await?;
     println!("healthy_minutes {minutes} min -");
     println!("load_average_1m {load} - -");
     println!("requests_completed {requests} count -");

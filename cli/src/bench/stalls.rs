@@ -66,10 +66,7 @@ async fn run_fault(out: &Path, model: &Path, fault: &str, count: usize) -> anyho
         anyhow::Ok(latencies_ms)
     };
     let latencies_ms = measured.await;
-    let stopped = stage.stop().await;
-    let latencies_ms = latencies_ms?;
-    stopped?;
-    Ok(latencies_ms)
+    stage.stop_after(latencies_ms).await
 }
 
 /// Stops the engine's process from outside; returns the moment just before.

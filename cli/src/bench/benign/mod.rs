@@ -98,9 +98,7 @@ async fn one_run(plan: &Plan, kind: &Kind, round: usize, model: &Path, folder: &
     let mut stage = Stage::launch(&kind.engine(model, &plan.server), folder)?;
     let acted = acts::perform(&mut stage, kind, round, &plan.server).await;
     let incidents = stage.incidents().await;
-    let stopped = stage.stop().await;
-    acted?;
-    stopped?;
+    stage.stop_after(acted).await?;
     let mut seen = Seen::default();
     for episode in incidents? {
         let confirmed = episode.confirmed_at.is_some() || episode.killed_at.is_some();
