@@ -197,22 +197,29 @@ impl Killed {
     /// What a person must know of what an engine left, where it has been waited for in vain and nobody here ends it: what is but a guess, or
     /// what nobody saw end, is not killed, and neither is anything while recovery may not. Nothing else would ever end the wait.
     pub fn plea(&self, now_ms: u64) -> Option<String> {
-        let end = self.last.as_ref().filter(|end| self.left && !end.under_way && end.sent_ms.is_none())?;
-        let left_ms = now_ms.saturating_sub(end.first_ms);
-        if left_ms < IN_VAIN_MS {
-            return None;
-        }
+        let (end, seconds) = self.in_vain(now_ms)?;
         let (count, pids) = (end.others.len(), end.others.iter().take(PIDS_TOLD_MAX));
         let pids = pids.map(|other| other.pid.to_string()).collect::<Vec<_>>().join(", ");
         let why = match end.remains_only {
             true => "recovery may not end them now (its mode, or maintenance)",
             false => "that they are the engine's is not certain, so nothing here ends them",
         };
-        let seconds = left_ms / 1_000;
         Some(format!(
             "{count} of its processes are left after {seconds} s (pids {pids}), and no other engine is followed before they have gone; {why}: \
              to delete the pod ends them"
         ))
+    }
+
+    /// Is there something to plead for?
+    pub fn is_in_vain(&self, now_ms: u64) -> bool {
+        self.in_vain(now_ms).is_some()
+    }
+
+    /// The end whose remains are waited for in vain, and for how many seconds.
+    fn in_vain(&self, now_ms: u64) -> Option<(&End, u64)> {
+        let end = self.last.as_ref().filter(|end| self.left && !end.under_way && end.sent_ms.is_none())?;
+        let left_ms = now_ms.saturating_sub(end.first_ms);
+        (left_ms >= IN_VAIN_MS).then_some((end, left_ms / 1_000))
     }
 
     /// Is the log to be told? Once of each end.

@@ -91,7 +91,7 @@ impl Watch {
             shut: self.control.draining,
             question: self.trust.question(),
             unfenced: self.recovery.mode() == Mode::Observe,
-            left: self.acts.killed.plea(now_ms).is_some(),
+            left: self.acts.killed.is_in_vain(now_ms),
             by_hand: self.hand.as_deref(),
             poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
