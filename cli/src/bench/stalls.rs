@@ -17,8 +17,10 @@ use crate::stage::{EngineKind, Stage, moment};
 pub const FAULTS: [&str; 4] = ["step-stall", "device-wait", "livelock", STOPPED];
 const STOPPED: &str = "stopped";
 const CLIENTS: u16 = 8;
-/// Streams run this long before a stall is injected, so that the detector sees a warm engine.
-const WARM_UP: Duration = Duration::from_secs(2);
+/// Streams run this long before a stall is injected, so that the detector sees a warm engine; and this long before the first, so that it has seen
+/// how little noise the machine makes (`native_calm_ms` of decode), as it has of any engine that was not restarted a moment ago.
+const WARM_UP: Duration = Duration::from_secs(3);
+const WARM_UP_FIRST: Duration = Duration::from_secs(15);
 /// A hang that computes is confirmed after 150 times the usual step of its size, which takes minutes where little of a core is left: the longest
 /// that any policy waits.
 const RECOVERY_MAX: Duration = Duration::from_secs(900);
@@ -56,6 +58,7 @@ async fn run_fault(out: &Path, model: &Path, fault: &str, count: usize) -> anyho
         stage.wait_ready().await?;
         let clients = Clients::start(&stage.gate, CLIENTS);
         let mut latencies_ms = Vec::with_capacity(count);
+        tokio::time::sleep(WARM_UP_FIRST).await;
         for number in 1..=count {
             tokio::time::sleep(WARM_UP).await;
             let (latency_ms, why) = one_stall(&stage, &folder, fault).await?;
