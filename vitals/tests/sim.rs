@@ -89,7 +89,7 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 22] = [
+const EVICTED_ONCE: [(&str, u64, &str); 23] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
@@ -115,6 +115,11 @@ const EVICTED_ONCE: [(&str, u64, &str); 22] = [
     ("benign-mutant", 0xaf89_0f36_c637_11ba, "steps before a pause that a page told of after it"),
     ("benign-mutant", 0xd827_0449_2d51_997a, "tokens of an answer that does not stream, as if its front end kept them"),
     ("benign-mutant", 0x952a_65d2_b07f_737d, "room given back at the end of a long step, as if it were still held"),
+    (
+        "benign-mutant",
+        0x127b_1bc6_b840_0595,
+        "a pause whose line of the log was written in the moment of a look, and lost",
+    ),
     ("benign-mutant", 0x6cd1_e68a_b009_4f61, "one that passed nothing on, for no answer of its engine's streams"),
 ];
 

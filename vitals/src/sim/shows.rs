@@ -50,7 +50,8 @@ pub fn observe(world: &World, agent: &mut Agent) {
     agent.probe(world);
     if world.engine.profile.signals.log {
         let seen = agent.log_seen;
-        let hits = world.env.log.iter().filter(|(at, _)| *at > seen && *at <= world.now);
+        // what is written in the moment of a look is read at the next one: none is lost between the two
+        let hits = world.env.log.iter().filter(|(at, _)| (seen..world.now).contains(at));
         agent.obs.log.extend(hits.map(|(_, name)| LogHit {
             signature: (*name).to_owned(),
             at_ms: now_ms,
