@@ -10,7 +10,7 @@ PROGRAM := target/release/truebeat
 packages := $(addprefix -p ,$(shell cat tests/packages.txt))
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak benign soak-traffic test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
+.PHONY: help demo test build prerequisites lint unit programs images e2e e2e-fleet bench soak benign soak-traffic test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
 
 help: ## What can be made
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -79,6 +79,12 @@ images: prerequisites ## The images of operator, agent and engine with their bil
 
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e
+
+FLEET ?= 6,20
+e2e-fleet: prerequisites ## An autoscaler goes from 6 replicas to 20 and back over two frozen ones, by FLEET=6,20 (root needed)
+	tests/tools/build.sh
+	tests/build-programs.sh
+	TRUEBEAT_AUTOSCALE=$(FLEET) cargo test --locked --release $(packages) --test e2e -- --nocapture autoscaled_over
 
 on-call: prerequisites ## docs/on-call.md anew: what the on-call sees of a real hang on a real cluster (root needed)
 	tests/build-programs.sh
