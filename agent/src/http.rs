@@ -1,5 +1,5 @@
 //! The agent's HTTP: `/livez`, `/readyz`, `/verdict`, `/incidents`, `/metrics`, `/drain`. Served by a thread and a runtime of its
-//! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4).
+//! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4): `/livez` tells whether that does anything (D2).
 
 mod visitors;
 
@@ -49,13 +49,18 @@ pub fn serve_on_own_thread(listener: TcpListener, board: Arc<Board>, standalone:
 pub fn router(board: Arc<Board>, standalone: bool) -> Router {
     let only_visitors = middleware::from_fn(move |request, next| visitors::pass(standalone, request, next));
     Router::new()
-        .route("/livez", get(|| async { "ok" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/verdict", get(verdict))
         .route("/incidents", get(incidents))
         .route("/metrics", get(metrics))
         .route("/drain", get(drain).post(drain).layer(only_visitors))
         .with_state(board)
+}
+
+/// Does the supervisor do its work? It looks after detector and gate; after it looks the kubelet, by this.
+async fn livez(State(board): State<Arc<Board>>) -> Response {
+    board.pulse().answer()
 }
 
 /// May this replica serve? The last answer stays while the detector is away (I4); before its first word, no.
@@ -159,6 +164,21 @@ mod tests {
         };
         assert_eq!(asks("sec-fetch-site: cross-site\r\n").await, ("403".to_owned(), false));
         assert_eq!(asks("").await, ("200".to_owned(), true));
+    }
+
+    #[tokio::test]
+    async fn d02_a_supervisor_that_does_nothing_is_not_alive_whatever_its_probe_port_says() {
+        let silence_max = Duration::from_millis(50);
+        let board = Arc::new(Board::missed_after(silence_max));
+        let asks = async || livez(State(Arc::clone(&board))).await.status();
+        assert_eq!(asks().await, StatusCode::OK);
+        std::thread::sleep(silence_max * 2);
+        assert_eq!(asks().await, StatusCode::SERVICE_UNAVAILABLE, "nobody has polled its heart");
+        tokio::select! {
+            () = board.pulse().beat() => {}
+            () = tokio::task::yield_now() => {}
+        }
+        assert_eq!(asks().await, StatusCode::OK, "it goes on");
     }
 
     #[tokio::test(start_paused = true)]

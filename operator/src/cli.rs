@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::{Args, Subcommand};
+use role::pulse::Pulse;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -16,7 +17,6 @@ use crate::{
     leader::{Leadership, elector::Elector, lease},
     manifests,
     metrics::Metrics,
-    pulse::Pulse,
 };
 
 /// So long the operator's own work may be stuck in one call before `/livez` tells of it; the kubelet asks three times.

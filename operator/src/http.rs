@@ -15,10 +15,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use role::crowd;
+use role::{crowd, pulse::Pulse};
 use tokio::{runtime, sync::oneshot};
 
-use crate::{health::Health, metrics::Metrics, pulse::Pulse};
+use crate::{health::Health, metrics::Metrics};
 
 /// What is told.
 #[derive(Clone)]
@@ -60,13 +60,7 @@ async fn answer(listener: TcpListener, told: Told) -> io::Result<()> {
 }
 
 async fn livez(State(told): State<Told>) -> Response {
-    match told.pulse.missed() {
-        None => "ok".into_response(),
-        Some(silence) => {
-            let words = format!("the executor has not run for {} s: a call blocks it\n", silence.as_secs());
-            (StatusCode::SERVICE_UNAVAILABLE, words).into_response()
-        }
-    }
+    told.pulse.answer()
 }
 
 async fn readyz(State(told): State<Told>) -> Response {

@@ -17,5 +17,4 @@ pub mod metrics;
 #[cfg(test)]
 #[path = "../../agent/tests/common/not_run.rs"]
 mod not_run;
-pub mod pulse;
 pub mod wall;

@@ -7,6 +7,7 @@ pub mod confine;
 pub mod crowd;
 pub mod onward;
 pub mod patience;
+pub mod pulse;
 pub mod stderr;
 pub mod wire;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use role::pulse::Pulse;
 use tokio::sync::watch;
 
 use crate::status::{ALIVE, StatusDoc};
@@ -12,6 +13,9 @@ use crate::watch::leave::Drain;
 
 /// So long somebody who may know is waited for: while it drains a detector speaks every second.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// So long the supervisor's own work may be stuck in one call before `/livez` tells of it.
+const STUCK_MAX: Duration = Duration::from_secs(30);
 
 /// A status and when it came; that the detector still means it may have been heard since ([`Board::age`]).
 #[derive(Debug)]
@@ -34,10 +38,18 @@ pub struct Board {
     heard: Mutex<Instant>,
     restarts: Mutex<BTreeMap<&'static str, u64>>,
     unreadable_lines: AtomicU64,
+    pulse: Pulse,
 }
 
 impl Default for Board {
     fn default() -> Self {
+        Self::missed_after(STUCK_MAX)
+    }
+}
+
+impl Board {
+    /// A board whose supervisor is missed when it has done nothing for so long.
+    pub fn missed_after(silence_max: Duration) -> Self {
         Self {
             status: watch::Sender::new(None),
             drain: watch::Sender::new(Drain::default()),
@@ -46,11 +58,15 @@ impl Default for Board {
             heard: Mutex::new(Instant::now()),
             restarts: Mutex::default(),
             unreadable_lines: AtomicU64::new(0),
+            pulse: Pulse::new(silence_max),
         }
     }
-}
 
-impl Board {
+    /// Of the supervisor's executor.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
     /// One line of the detector. A line that is no status is counted and changes nothing (I4). True for a status, or the word that it
     /// still holds.
     pub fn post_line(&self, line: &str) -> bool {

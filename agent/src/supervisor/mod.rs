@@ -113,8 +113,15 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let children = async {
         let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
         let gate = keep(gate(&config, gate_listener), Arc::clone(&registry), Arc::clone(&board));
-        let others =
-            async { tokio::join!(gate, registry.reap_orphans(child_ended), narrator, stay(stops, config.narrate)) };
+        let others = async {
+            tokio::join!(
+                gate,
+                registry.reap_orphans(child_ended),
+                narrator,
+                stay(stops, config.narrate),
+                board.pulse().beat()
+            )
+        };
         tokio::select! {
             () = detector => {}
             _ = others => {}

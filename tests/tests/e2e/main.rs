@@ -21,6 +21,7 @@ mod poison;
 mod probes;
 mod recovery;
 mod rollout;
+mod silent;
 mod upgrade;
 mod world;
 
@@ -35,7 +36,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 28] = [
+const STORIES: [&str; 29] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -45,6 +46,7 @@ const STORIES: [&str; 28] = [
     "kill_the_operator",
     "b5_operator_out_of_memory",
     "kill_detector_and_gate",
+    "freeze_an_agent",
     "evidence_outlives_its_pod",
     "poison_request",
     "scale_with_one_frozen",
@@ -107,6 +109,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "kill_the_operator" => kill::operator(world, &mut times).await,
         "b5_operator_out_of_memory" => memory::story(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
+        "freeze_an_agent" => silent::agent(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
         "evidence_outlives_its_pod" => evidence::story(world, &mut times).await,
         "poison_request" => poison::story(world, &mut times).await,

@@ -65,6 +65,12 @@ fn agent(infd: &InferenceDeployment) -> Value {
         ],
         // As cheap as can be: until it passes the engine does not start, at every start of the sidecar (POD.md §10).
         "startupProbe": {"httpGet": {"path": "/livez", "port": AGENT_PORT}, "periodSeconds": 1, "failureThreshold": 120},
+        // The supervisor looks after detector and gate; after it, nobody else does. A minute without an answer: it is out of traffic long
+        // before, and what it had in flight is stuck. This ends the agent alone, never the engine.
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", "port": AGENT_PORT},
+            "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6, "terminationGracePeriodSeconds": 5,
+        },
         "resources": agent.resources.as_ref().map_or(default, resources),
         "securityContext": security(),
     });

@@ -1,14 +1,21 @@
-//! Whether the executor runs (B9): it beats, and whoever stands outside of it sees how long ago that was. One atomic and the clock.
+//! Whether a program's executor runs (B9, D2): it beats, and whoever stands outside of it sees how long ago that was. One atomic and the clock, and
+//! the answer to a probe.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+
 /// Beats within the longest silence that is still fine.
 const BEATS: u32 = 10;
 
 /// The last beat of an executor.
+#[derive(Debug)]
 pub struct Pulse {
     started: Instant,
     beat_ms: AtomicU64,
@@ -33,6 +40,17 @@ impl Pulse {
     pub fn missed(&self) -> Option<Duration> {
         let silence = Duration::from_millis(self.now_ms().saturating_sub(self.beat_ms.load(Ordering::Relaxed)));
         (silence > self.silence_max).then_some(silence)
+    }
+
+    /// What `/livez` says: 200, or 503 with for how long nothing has run.
+    pub fn answer(&self) -> Response {
+        match self.missed() {
+            None => "ok".into_response(),
+            Some(silence) => {
+                let words = format!("the executor has not run for {} s: a call blocks it\n", silence.as_secs());
+                (StatusCode::SERVICE_UNAVAILABLE, words).into_response()
+            }
+        }
     }
 
     fn now_ms(&self) -> u64 {
