@@ -3,17 +3,25 @@
 
 /// What a line of an event stream begins with that carries nothing, white space left out. Everything else carries something: a
 /// rule that is too strict would take tokens for silence.
-const NOTHING: [&[u8]; 9] =
-    [b":", b"id:", b"retry:", DONE, b"data:{\"type\":\"ping\"", ERRORS[0], ERRORS[1], ERRORS[2], ERRORS[3]];
+const NOTHING: [&[u8]; 10] =
+    [b":", b"id:", b"retry:", DONE, b"data:{\"type\":\"ping\"", ERRORS[0], ERRORS[1], ERRORS[2], ERRORS[3], ERRORS[4]];
 /// The last event of an answer.
 const DONE: &[u8] = b"data:[DONE]";
-/// Those by which an engine says in the middle of an answer that it failed: its status said 200 long ago, and its end will be a clean one.
-const ERRORS: [&[u8]; 4] =
-    [b"data:{\"error\":{", b"data:{\"error\":\"", b"data:{\"type\":\"error\"", b"data:{\"object\":\"error\""];
+/// Those by which an engine says in the middle of an answer that it failed: its status said 200 long ago, and its end will be a clean one. The
+/// last is a field of llama.cpp's own.
+const ERRORS: [&[u8]; 5] = [
+    b"data:{\"error\":{",
+    b"data:{\"error\":\"",
+    b"data:{\"type\":\"error\"",
+    b"data:{\"object\":\"error\"",
+    b"error:{",
+];
 /// The name of an event carries nothing either, and says whether the data behind it does.
 const EVENT: &[u8] = b"event:";
 /// Events by which the Responses API says that it has heard: an engine sends them before it has begun with the prompt.
 const ANNOUNCED: [&[u8]; 3] = [b"event:response.created", b"event:response.in_progress", b"event:response.queued"];
+/// Names by which it says that it failed, whatever the data behind them begins with.
+const FAILED: [&[u8]; 2] = [b"event:error", b"event:response.failed"];
 /// Longer than any of them.
 const HEAD_BYTES: usize = 32;
 
@@ -30,7 +38,7 @@ pub enum Scan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
     Start,
-    /// The start of one that carries nothing: the name before it was one of [`ANNOUNCED`].
+    /// The start of one that carries nothing: the name before it was one of [`ANNOUNCED`] or [`FAILED`].
     Announced,
     /// What came of it without white space; it is the name of an event, or may still become one of [`NOTHING`].
     Head {
@@ -116,7 +124,11 @@ impl Line {
         };
         if ends {
             let head = bytes.get(..len).unwrap_or_default();
-            *self = if ANNOUNCED.contains(&head) { Self::Announced } else { Self::Start };
+            let fails = FAILED.contains(&head);
+            *self = if fails || ANNOUNCED.contains(&head) { Self::Announced } else { Self::Start };
+            if fails {
+                return Some(Shows::Error);
+            }
             // A line that is still undecided is none of them; an empty field is none of anything.
             let empty = matches!(head, b"" | b"data:" | b"data") || head.starts_with(EVENT);
             return (!empty).then_some(Shows::Something);
@@ -152,7 +164,8 @@ mod tests {
     fn comments_errors_and_ends_carry_nothing_wherever_they_are_cut() {
         let text = b": keep-alive\n\n:\r\n\r\n: x: y\nevent: error\ndata: {\"error\": {\"code\": 500}}\n\nid: 7\n\
             data:{\"error\":\"dead\"}\n\nevent: ping\ndata: {\"type\": \"ping\"}\n\ndata:\ndata: {\"type\":\"error\",\"error\":{}}\n\n\
-            data: {\"object\":\"error\",\"message\":\"x\"}\n\ndata: [DONE]\n\n";
+            data: {\"object\":\"error\",\"message\":\"x\"}\n\nevent: error\ndata: {\"code\":500}\n\nerror: {\"code\":500}\n\n\
+            event: response.failed\ndata: {\"response\":{}}\n\ndata: [DONE]\n\n";
         for cut in 0..text.len() {
             let mut scan = events();
             assert!(!scan.feed(&text[..cut]) && !scan.feed(&text[cut..]), "cut at {cut}");
@@ -166,6 +179,13 @@ mod tests {
             (b"data:{\"error\":\"dead\"}\r\n\r\n", true),
             (b"event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n", true),
             (b"data: {\"object\":\"error\",\"message\":\"x\"}\n\n", true),
+            (b"event: error\ndata: {\"code\":500,\"message\":\"x\",\"type\":\"server_error\"}\n\n", true),
+            (
+                b"event: response.failed\r\ndata: {\"response\":{\"error\":{}},\"type\":\"response.failed\"}\r\n\r\n",
+                true,
+            ),
+            (b"error: {\"code\":500}\n\n", true),
+            (b"event: errors\ndata: {\"code\":500}\n\n", false),
             (b"data: {\"error\":null,\"x\":1}\n\n", false),
             (b"data: {\"choices\":[{\"text\":\"{\\\"error\\\":{\"}]}\n\n", false),
             (b"data: [DONE]\n\n: data:{\"error\":{\n", false),
