@@ -8,6 +8,7 @@ pub mod confine;
 pub mod control;
 pub mod counts;
 mod events;
+mod form;
 mod guests;
 pub mod ledger;
 mod line;

@@ -61,6 +61,15 @@ impl Print {
         Self(first_word(hash))
     }
 
+    /// Of a body in these parts, in their order: as no body is known that is in none.
+    pub fn of_parts<'a>(path: &str, parts: impl Iterator<Item = &'a [u8]>) -> Self {
+        let mut hash = Sha256::new();
+        part(&mut hash, path.trim_end_matches('/').as_bytes());
+        hash.update(b"parts");
+        parts.for_each(|bytes| part(&mut hash, bytes));
+        Self(first_word(hash))
+    }
+
     /// As agents and operator write it.
     pub fn read(text: &str) -> Option<Self> {
         let digits = crds::poison::is_fingerprint(text).then_some(text)?;

@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::awaited::Endable;
 use super::body::{AnswerBody, CountedBody, Flight};
+use super::form::Form;
 use super::ledger::{End, Held, Holding, Ledger};
 use super::room::{BEGINNING_BYTES, Room, Share, in_room};
 use super::scan::Scan;
@@ -164,7 +165,8 @@ impl Proxy {
         let (mut parts, body) = request.into_parts();
         // packed, a stream that says nothing looks like one that speaks (V2), and no last event could be put behind it
         parts.headers.remove(header::ACCEPT_ENCODING);
-        let (mut body, mut asked) = match self.read_and_count(&work::plain(parts.uri.path()), body).await {
+        let form = Form::of(&parts.headers);
+        let (mut body, mut asked) = match self.read_and_count(&work::plain(parts.uri.path()), form, body).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -195,6 +197,7 @@ impl Proxy {
     async fn read_and_count(
         &self,
         path: &str,
+        form: Option<Form>,
         body: ClientBody,
     ) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
         let mut body = InTime::new(body);
@@ -216,20 +219,25 @@ impl Proxy {
             }
         }
         let head = head.freeze();
-        let (asked, share) = self.count(path, head.clone(), share).await;
+        let (asked, share) = self.count(path, form, head.clone(), share).await;
         Ok((RequestBody::read(in_room(head, share), None), asked))
     }
 
     /// What a whole body asks for. A client that leaves meanwhile leaves turn and share to the work that goes on.
-    async fn count(&self, path: &str, body: Bytes, share: Share) -> (Asked, Share) {
+    async fn count(&self, path: &str, form: Option<Form>, body: Bytes, share: Share) -> (Asked, Share) {
+        let form = form.filter(|form| form.is_of(&body));
+        let asked = move |path: &str, body: &[u8]| match &form {
+            Some(form) => work::asked_in(form, path, body),
+            None => work::asked(path, body),
+        };
         if body.len() <= COUNTED_AT_ONCE_BYTES_MAX {
-            return (work::asked(path, &body), share);
+            return (asked(path, &body), share);
         }
         let unread = work::asked_unread(path, body.len() as u64);
         let path = path.to_owned();
         let turn = Arc::clone(&self.counting).acquire_owned().await;
         let counted = tokio::task::spawn_blocking(move || {
-            let asked = work::asked(&path, &body);
+            let asked = asked(&path, &body);
             drop(turn);
             (asked, share)
         });

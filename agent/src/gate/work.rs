@@ -7,6 +7,7 @@ use http::Method;
 use percent_encoding::percent_decode_str;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::form::Form;
 use super::name::Name;
 use super::print::Print;
 
@@ -139,6 +140,12 @@ pub fn asked(path: &str, body: &[u8]) -> Asked {
         stream: streams(path, prompt.stream),
         print: Some(Print::of(path, body)),
     }
+}
+
+/// Reads a body in parts: files, which no client sends in any other way, and words about them. Whether its answer streams stands in one of them.
+pub fn asked_in(form: &Form, path: &str, body: &[u8]) -> Asked {
+    let prompt_tokens = media_tokens(body.len() as u64);
+    Asked { prompt_tokens, stream: streams(path, None), print: Some(form.print(path, body)) }
 }
 
 /// A body that is too long to be read: counted by its length, and held to stream only where the path says so.

@@ -147,6 +147,29 @@ async fn a_long_body_is_counted_and_its_print_is_known() {
     assert!(suspects.iter().any(|suspect| suspect.request == print.to_string()), "{suspects:?}");
 }
 
+/// I7: what parts it is drawn anew, and a client that tries again is met again. A picture in it is no text of a million tokens.
+#[tokio::test]
+async fn a_form_is_known_by_what_is_in_it_and_counted_as_what_it_is() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let picture = "p".repeat(400_000);
+    let mut held = Vec::new();
+    for boundary in ["4f3c", "----WebKit7"] {
+        let head = format!(
+            "POST /v1/images/edits HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={boundary}\r\n"
+        );
+        let body = format!("--{boundary}\r\n\r\n{picture}\r\n--{boundary}--\r\n");
+        let mut client = gate.send("").await;
+        let ask = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+        client.write_all(ask.as_bytes()).await.unwrap();
+        held.push((client, tokio::time::timeout(SOON, listener.accept()).await.unwrap().unwrap()));
+    }
+    let owed = gate.until("owed", |reply| reply.obs.in_flight == 2).await;
+    assert!((1_000..4_000).contains(&owed.obs.prompt_tokens_owed), "{:?}", owed.obs);
+    let suspects = gate.answered(async |client| client.suspects().await).await;
+    assert_eq!(suspects.len(), 1, "{suspects:?}");
+}
+
 #[tokio::test]
 async fn a_web_socket_is_refused_in_words_and_another_upgrade_is_not_taken_up() {
     let (_listener, upstream) = engine().await;
