@@ -18,6 +18,7 @@ use jiff::Timestamp;
 use super::aside::Aside;
 use super::config::Told;
 use crate::files::read_regular;
+use crate::text::lossy;
 
 /// A note lies in memory, as a rule; it is read this often all the same, not at every tick.
 const LOOK_EVERY_MS: u64 = 500;
@@ -59,6 +60,8 @@ pub struct Notes {
     reading: Aside<Vec<(&'static str, io::Result<String>)>>,
     /// When the one was begun to be read that is read seldom.
     seldom_ms: Option<u64>,
+    /// Those that could not be read the last time.
+    unread: Vec<&'static str>,
     says: Says,
 }
 
@@ -67,7 +70,8 @@ impl Notes {
     /// `truebeat run` how far recovery goes, and a file of that name that happens to lie there must not.
     pub fn new(dir: Option<&Path>, by_operator: bool) -> Self {
         let dir = dir.map(Path::to_owned);
-        Self { dir, by_operator, reading: Aside::default(), seldom_ms: None, says: Says::default() }
+        let (reading, unread, says) = (Aside::default(), Vec::new(), Says::default());
+        Self { dir, by_operator, reading, seldom_ms: None, unread, says }
     }
 
     /// The notes as they were read last. A file that cannot be read changes nothing (I4); one that is not there says nothing.
@@ -101,12 +105,13 @@ impl Notes {
         self.reading.start(now_ms, LOOK_EVERY_MS, read);
     }
 
-    fn hear(&mut self, name: &str, read: io::Result<String>) {
+    fn hear(&mut self, name: &'static str, read: io::Result<String>) {
         let text = match read {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return tracing::debug!(%error, name, "a note cannot be read"),
+            Err(error) => return self.misses(name, &error),
         };
+        self.unread.retain(|unread| *unread != name);
         let text = text.as_deref();
         match name {
             FENCE => self.says.fence = text.and_then(Fence::read),
@@ -115,10 +120,20 @@ impl Notes {
             _ => self.says.refused = text.map(crds::poison::read).unwrap_or_default(),
         }
     }
+
+    /// Whoever wrote it waits for what it asks for: that is said, once.
+    fn misses(&mut self, name: &'static str, error: &io::Error) {
+        if !self.unread.contains(&name) {
+            self.unread.push(name);
+            let dir = self.dir.as_deref().unwrap_or(Path::new(""));
+            tracing::warn!(%error, name, dir = %dir.display(), "a note cannot be read; what was read of it last holds");
+        }
+    }
 }
 
+/// Whatever letters its writer's terminal has, somebody meant it.
 fn text(path: &Path) -> io::Result<String> {
-    String::from_utf8(read_regular(path, NOTE_BYTES_MAX)?).map_err(io::Error::other)
+    Ok(lossy(read_regular(path, NOTE_BYTES_MAX)?))
 }
 
 #[cfg(test)]
@@ -149,14 +164,18 @@ mod tests {
         std::fs::write(&file, FENCED).unwrap();
         assert_eq!(notes.fence(499).await, None, "not every tick");
         assert_eq!(notes.fence(500).await.as_deref(), Some("fenced by ann: a look"));
-        std::fs::write(&file, [0xff, 0xfe]).unwrap();
-        assert!(notes.fence(1_000).await.is_some(), "unreadable for the moment");
+        std::fs::write(&file, b"M\xfcller: leave it").unwrap();
+        assert!(notes.fence(1_000).await.is_some(), "no UTF-8, and meant all the same");
         std::fs::remove_file(&file).unwrap();
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(notes.fence(1_500).await.is_some(), "nobody writes to it, and nobody waits for that");
+        assert_eq!(notes.unread, [FENCE]);
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, "").unwrap();
         assert_eq!(notes.fence(2_000).await, None);
+        assert!(notes.unread.is_empty());
+        std::fs::write(&file, b"M\xfcller: leave it").unwrap();
+        assert!(notes.fence(2_500).await.is_some(), "nothing was read before it");
         assert_eq!(Notes::new(None, true).fence(0).await, None);
     }
 
