@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
@@ -43,7 +44,8 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Makes `<path>.part`.
+    /// Makes `<path>.part`, which is nobody else's to read: lines of the engine's log are in it as they were written, and may hold what its users
+    /// wrote.
     ///
     /// # Errors
     /// When either file exists or it cannot be made.
@@ -54,11 +56,12 @@ impl Sink {
         if path.exists() {
             return Err(RecordError::Exists { path: path.to_owned() });
         }
-        let file =
-            OpenOptions::new().write(true).create_new(true).open(&part).map_err(|source| match source.kind() {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part).map_err(|source| {
+            match source.kind() {
                 io::ErrorKind::AlreadyExists => RecordError::Exists { path: part.clone() },
                 _ => RecordError::Create { path: part.clone(), source },
-            })?;
+            }
+        })?;
         let gzip = GzEncoder::new(Counted { file, bytes: 0 }, Compression::default());
         Ok(Self { path: path.to_owned(), part, gzip, lines: 0, text_bytes: 0 })
     }
@@ -108,6 +111,7 @@ impl Sink {
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_trace_has_its_name_when_it_is_whole_and_is_never_overwritten() {
@@ -119,7 +123,8 @@ mod tests {
         sink.write(&serde_json::json!({"t": 1.5})).unwrap();
         assert_eq!(sink.text_bytes(), 10);
         let bytes = sink.finish().unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+        let made = std::fs::metadata(&path).unwrap();
+        assert_eq!((made.len(), made.permissions().mode() & 0o777), (bytes, 0o600));
         let mut text = String::new();
         flate2::read::GzDecoder::new(File::open(&path).unwrap()).read_to_string(&mut text).unwrap();
         assert_eq!(text, "{\"t\":1.5}\n");
