@@ -1,6 +1,6 @@
 //! The command line of the agent's roles and of `truebeat run`: options as values, and what each role does with them.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::gate_role::{GateRole, GateRoleError};
 use crate::launch::{EngineFile, LaunchConfig, run_dirs};
 use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
-use crate::own_program::OWN_PROGRAM;
+use crate::own_program::{OWN_PROGRAM, be_called};
 use crate::short_slice;
 use crate::signals;
 use crate::sources::process_tree;
@@ -57,6 +57,19 @@ pub enum Role {
     /// Reads a Python process's stacks for a detector that must not (internal).
     #[command(hide = true)]
     PyStacks { pid: i32 },
+}
+
+impl Role {
+    /// Of those that are started by a link to this program: of all others its file's name says it, or the engine's.
+    fn process_name(&self) -> Option<&'static CStr> {
+        match self {
+            Self::Detect(_) => Some(c"truebeat-detect"),
+            Self::Gate(_) => Some(c"truebeat-gate"),
+            Self::NvmlProbe => Some(c"truebeat-nvml"),
+            Self::PyStacks { .. } => Some(c"truebeat-stacks"),
+            Self::Supervise(_) | Self::Evidence(_) | Self::Exec { .. } => None,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -196,6 +209,7 @@ pub enum AgentError {
 
 /// Roles that need neither runtime nor logging: run here and now, before either is made. `None` for the others.
 pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
+    args.role.process_name().into_iter().for_each(be_called);
     match &args.role {
         Role::Exec { command } => Some(become_engine(command)),
         Role::NvmlProbe => Some(crate::sources::nvml_child_main()),

@@ -134,6 +134,16 @@ fn status(address: &str, path: &str) -> Option<u16> {
     get(address, path)?.get(9..12)?.parse().ok()
 }
 
+/// As `top` shows them, and the kernel's word of whom it killed for memory.
+#[test]
+fn each_process_is_called_by_what_it_does() {
+    let run = Run::start();
+    for (role, name) in [("detect", "truebeat-detect"), ("gate", "truebeat-gate")] {
+        let comm = run.child(role).and_then(|pid| ProcRoot::live().stat(pid)).map(|stat| stat.comm);
+        assert_eq!(comm.as_deref(), Some(name));
+    }
+}
+
 #[test]
 fn five_kills_of_detector_and_gate_change_neither_the_supervisor_nor_readiness() {
     let mut run = Run::start();
