@@ -11,18 +11,24 @@ use super::{
     act::Act,
     foreign::CHILDREN,
     rows::{Row, row},
-    story::{Story, create, edit, plain},
+    story::{Story, create, edit, freeze, plain},
 };
 
 /// When somebody changes a field of ours.
 const TAMPERED_MS: u64 = 21_000;
 
 pub fn rows() -> Vec<Row> {
-    vec![row("p9-fields-of-others", fields_of_others, |log| {
+    let of_others = row("p9-fields-of-others", fields_of_others, |log| {
         let anew = kinds().map(|kind| log.changes(&apply(&kind), (TAMPERED_MS, TAMPERED_MS + 5_000)));
         let edited = log.changes("PATCH /apis/apps/v1/namespaces/serving/deployments/chat", (40_000, 45_000));
         anew.into_iter().chain([edited]).collect()
-    })]
+    });
+    let beside_ours = row("p9-items-of-others", items_of_others, |log| {
+        let applied = log.times(&["PATCH /api/v1/namespaces/serving/services/chat"]);
+        let late: Vec<u64> = applied.into_iter().filter(|at| *at > TAMPERED_MS).collect();
+        vec![(!late.is_empty()).then(|| format!("the Service is applied for what is not ours, at {late:?} ms"))]
+    });
+    vec![of_others, beside_ours]
 }
 
 /// How a child of this kind is written.
@@ -47,6 +53,20 @@ fn fields_of_others() -> Story {
     acts.extend(each(90_000, |plural| Act::ExpectKept { plural, patch: theirs(plural) }));
     acts.sort_by_key(|(at, _)| *at);
     plain(acts, Vec::new())
+}
+
+/// Somebody gives the Service one more port: it is theirs, and nothing has to be written for it however often the Service is looked at.
+fn items_of_others() -> Story {
+    let ports = json!({"spec": {"ports": [
+        {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080},
+        {"name": "metrics", "port": 9100, "protocol": "TCP", "targetPort": 9400},
+    ]}});
+    let more = Act::PatchChild { plural: "services", patch: ports.clone() };
+    let kept = Act::ExpectKept { plural: "services", patch: ports };
+    plain(
+        vec![create(2), (20_000, more), freeze(30_000, 0), edit(60_000, json!({"replicas": 3})), (120_000, kept)],
+        Vec::new(),
+    )
 }
 
 /// Fields that the operator has no opinion of.
