@@ -20,7 +20,7 @@ pub struct Scaling {
     /// not downwards, for figures that a stall has bent may ask for fewer than the work needs. `Hold`: neither way. A spec of 0
     /// replicas is always obeyed. `ScalingHeld` is `True` meanwhile.
     pub during_incidents: DuringIncidents,
-    /// An incident that is open for longer than this, in seconds, holds nothing any more.
+    /// For how long the number is held at most, in seconds: by one incident, and by incidents that follow one another.
     #[schemars(range(min = 1, max = 86400))]
     pub hold_seconds_max: i32,
 }

@@ -4,7 +4,7 @@
 //! back to 6, and the two frozen ones were among the six. The frozen ones going first is the deletion cost's work (`plan`); here is the
 //! freeze that a policy may ask for meanwhile, which always has an end.
 
-use crds::scaling::DuringIncidents;
+use crds::{conditions::SCALING_HELD, scaling::DuringIncidents};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
@@ -32,10 +32,10 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Opti
         DuringIncidents::NoScaleIn => wanted.max(standing),
         DuringIncidents::Hold => standing,
     };
-    if replicas == wanted {
+    let most = SignedDuration::from_secs(policy.hold_seconds_max.into());
+    if replicas == wanted || held_for_too_long(observed, most, now) {
         return None;
     }
-    let most = SignedDuration::from_secs(policy.hold_seconds_max.into());
     let pod = observed.pods.iter().find(|pod| stalls(observed, pod, most, now))?;
     give(&mut child.body, replicas);
     Some(format!("{wanted} replicas are wanted, {standing} stay while {} stalls", pod.name))
@@ -62,6 +62,20 @@ pub fn replicas_of(desired: &[Child]) -> Option<usize> {
     usize::try_from(child.body["spec"]["replicas"].as_u64()?).ok()
 }
 
+/// Has the number been held for so long, by whatever incidents one after another? Where replicas stall in turn one is always young enough. Once
+/// the number has followed, another wish may be held anew.
+fn held_for_too_long(observed: &Observed, most: SignedDuration, now: Timestamp) -> bool {
+    let told = observed.infd.status.iter().flat_map(|status| &status.conditions);
+    let mut held = told.filter(|c| c.type_ == SCALING_HELD && c.status == "True");
+    held.next().is_some_and(|held| !is_younger(held.last_transition_time.0, most, now))
+}
+
+/// What is further ahead than clocks differ has no age, and is not young.
+fn is_younger(since: Timestamp, age_max: SignedDuration, now: Timestamp) -> bool {
+    let age = now.duration_since(since);
+    age < age_max && age >= -AHEAD_MAX
+}
+
 /// Is an episode open on it that is younger than this? One whose age cannot be read holds nothing: a freeze must have an end.
 fn stalls(observed: &Observed, pod: &PodView, age_max: SignedDuration, now: Timestamp) -> bool {
     let Some(episode) = pod.open_episode().filter(|_| !pod.leaving) else { return false };
@@ -69,9 +83,7 @@ fn stalls(observed: &Observed, pod: &PodView, age_max: SignedDuration, now: Time
     let record = observed.incidents.iter().find(|incident| incident.tells_of(&episode.id, &pod.uid));
     let recorded = record.and_then(|incident| incident.metadata.creation_timestamp.as_ref()).map(|time| time.0);
     let told = || episode.suspect_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
-    let age = recorded.or_else(told).map(|since| now.duration_since(since));
-    // what says that it began later than a clock may run ahead has no age
-    age.is_some_and(|age| age < age_max && age >= -AHEAD_MAX)
+    recorded.or_else(told).is_some_and(|since| is_younger(since, age_max, now))
 }
 
 #[cfg(test)]
@@ -152,6 +164,26 @@ mod tests {
         let live = observed.children.get_mut("Deployment").unwrap();
         (live["spec"]["replicas"], live["metadata"]["annotations"][ANNOTATION_REPLICAS]) = (json!(20), json!("8@old"));
         assert!(steer(&observed, &mut desired, now).is_some_and(|why| why.contains("20 stay")));
+    }
+
+    #[test]
+    fn a_freeze_ends_whatever_incidents_follow_one_another() {
+        let held = |since: &str| {
+            let mut object = infd("chat");
+            object.spec.replicas = 20;
+            object.spec.scaling.during_incidents = DuringIncidents::Hold;
+            object.spec.scaling.hold_seconds_max = 30;
+            let condition = json!({"type": "ScalingHeld", "status": "True", "reason": "IncidentOpen", "message": "", "lastTransitionTime": since});
+            object.status.get_or_insert_default().conditions = vec![serde_json::from_value(condition).unwrap()];
+            let mut desired = build(&object);
+            let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 6}}))].into();
+            let observed = Observed { children, ..looked(object, vec![healthy("a"), pod("b", "Stalled", 55)]) };
+            let said = steer(&observed, &mut desired, "2026-01-01T00:01:00Z".parse().unwrap());
+            (said.is_some(), desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap())
+        };
+        assert_eq!(held("2026-01-01T00:00:45Z"), (true, 6));
+        assert_eq!(held("2026-01-01T00:00:20Z"), (false, 20), "one stall came after another");
+        assert_eq!(held("2099-01-01T00:00:00Z"), (false, 20), "by a clock that was wrong");
     }
 
     #[test]
