@@ -13,6 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     build::revision,
     escalate::older,
+    hindrance,
     observed::{Observed, PodView},
     rollout::{number, own_sets, reason},
 };
@@ -22,6 +23,9 @@ pub const CRASHES_MIN: i32 = 3;
 /// Stalls that were confirmed so close to each other may have one cause. A new replica, of which nothing was learned, is confirmed minutes
 /// after an old one that froze in the same moment.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(10);
+
+/// What is repeated of what kept replicas from coming up: the memory of a failed revision holds no more than 1024 characters.
+const WHY_CHARS_MAX: usize = 600;
 
 /// The API server leaves no more of a `generateName` before it adds five letters (`names.SimpleNameGenerator` of k8s.io/apiserver).
 const GENERATED_PREFIX_MAX: usize = 58;
@@ -207,7 +211,12 @@ fn late(observed: &Observed, wanted: &str, now: Timestamp) -> Option<String> {
         "NewReplicaSetAvailable" => never_came(observed, wanted, seconds, now),
         _ => false,
     };
-    overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
+    overdue.then(|| {
+        let why = hindrance::of_pods(observed.pods.iter().filter(|pod| pod.revision == wanted));
+        let why: String = why.chars().take(WHY_CHARS_MAX).collect();
+        let why = if why.is_empty() { why } else { format!(": {why}") };
+        format!("no new replica came to deliver within {seconds} s{why}")
+    })
 }
 
 /// Do replicas of this revision deliver, and those alone not for which the cluster has no place?

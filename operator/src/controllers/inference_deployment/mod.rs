@@ -12,6 +12,7 @@ pub mod execute;
 pub mod fleet;
 pub mod gather;
 pub mod grants;
+pub mod hindrance;
 pub mod ledger;
 pub mod observed;
 pub mod past;

@@ -22,6 +22,7 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::hindrance;
 use crate::controllers::{incidents::read, metadata::without_managers, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
@@ -129,6 +130,8 @@ pub struct PodView {
     pub wish: Option<RestartWish>,
     /// Since when the scheduler finds no place for it, RFC 3339.
     pub unschedulable_since: Option<String>,
+    /// Why one of its containers does not start, in words.
+    pub hindered: Option<String>,
 }
 
 /// The episode that a pod reports.
@@ -339,6 +342,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         unschedulable_since: find("PodScheduled")
             .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
             .and_then(|c| c.last_transition_time.as_ref().map(|time| time.0.to_string())),
+        hindered: hindrance::of(status),
     }
 }
 

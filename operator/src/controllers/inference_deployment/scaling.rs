@@ -51,9 +51,23 @@ fn give(deployment: &mut Value, replicas: i32) {
 /// The number that the operator gave this Deployment last: what somebody else has written there since is no policy's. An earlier version
 /// has left no note of it.
 fn given(live: &Value, target: &str) -> Option<i32> {
+    noted(live, target).or_else(|| standing(live))
+}
+
+fn noted(live: &Value, target: &str) -> Option<i32> {
     let noted = live["metadata"]["annotations"][ANNOTATION_REPLICAS].as_str().and_then(|noted| noted.split_once('@'));
-    let noted = noted.filter(|(_, revision)| *revision == target).and_then(|(replicas, _)| replicas.parse().ok());
-    noted.or_else(|| i32::try_from(live["spec"]["replicas"].as_i64()?).ok())
+    noted.filter(|(_, revision)| *revision == target).and_then(|(replicas, _)| replicas.parse().ok())
+}
+
+fn standing(live: &Value) -> Option<i32> {
+    i32::try_from(live["spec"]["replicas"].as_i64()?).ok()
+}
+
+/// The number that somebody else has written on the Deployment, where the operator gave it another.
+pub fn overwritten(observed: &Observed) -> Option<i32> {
+    let live = observed.children.get("Deployment")?;
+    let given = noted(live, &observed.infd.status.as_ref()?.rollout.target)?;
+    standing(live).filter(|there| *there != given)
 }
 
 /// The replicas that the wanted Deployment keeps up, if there is one.
@@ -145,6 +159,26 @@ mod tests {
     }
 
     #[test]
+    fn a_freeze_ends_whatever_incidents_follow_one_another() {
+        let held = |since: &str| {
+            let mut object = infd("chat");
+            object.spec.replicas = 20;
+            object.spec.scaling.during_incidents = DuringIncidents::Hold;
+            object.spec.scaling.hold_seconds_max = 30;
+            let condition = json!({"type": "ScalingHeld", "status": "True", "reason": "IncidentOpen", "message": "", "lastTransitionTime": since});
+            object.status.get_or_insert_default().conditions = vec![serde_json::from_value(condition).unwrap()];
+            let mut desired = build(&object);
+            let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 6}}))].into();
+            let observed = Observed { children, ..looked(object, vec![healthy("a"), pod("b", "Stalled", 55)]) };
+            let said = steer(&observed, &mut desired, "2026-01-01T00:01:00Z".parse().unwrap());
+            (said.is_some(), desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap())
+        };
+        assert_eq!(held("2026-01-01T00:00:45Z"), (true, 6));
+        assert_eq!(held("2026-01-01T00:00:20Z"), (false, 20), "one stall came after another");
+        assert_eq!(held("2099-01-01T00:00:00Z"), (false, 20), "by a clock that was wrong");
+    }
+
+    #[test]
     fn a_number_that_somebody_else_wrote_is_not_held() {
         let mut object = infd("chat");
         object.spec.replicas = 6;
@@ -164,26 +198,6 @@ mod tests {
         let live = observed.children.get_mut("Deployment").unwrap();
         (live["spec"]["replicas"], live["metadata"]["annotations"][ANNOTATION_REPLICAS]) = (json!(20), json!("8@old"));
         assert!(steer(&observed, &mut desired, now).is_some_and(|why| why.contains("20 stay")));
-    }
-
-    #[test]
-    fn a_freeze_ends_whatever_incidents_follow_one_another() {
-        let held = |since: &str| {
-            let mut object = infd("chat");
-            object.spec.replicas = 20;
-            object.spec.scaling.during_incidents = DuringIncidents::Hold;
-            object.spec.scaling.hold_seconds_max = 30;
-            let condition = json!({"type": "ScalingHeld", "status": "True", "reason": "IncidentOpen", "message": "", "lastTransitionTime": since});
-            object.status.get_or_insert_default().conditions = vec![serde_json::from_value(condition).unwrap()];
-            let mut desired = build(&object);
-            let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 6}}))].into();
-            let observed = Observed { children, ..looked(object, vec![healthy("a"), pod("b", "Stalled", 55)]) };
-            let said = steer(&observed, &mut desired, "2026-01-01T00:01:00Z".parse().unwrap());
-            (said.is_some(), desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap())
-        };
-        assert_eq!(held("2026-01-01T00:00:45Z"), (true, 6));
-        assert_eq!(held("2026-01-01T00:00:20Z"), (false, 20), "one stall came after another");
-        assert_eq!(held("2099-01-01T00:00:00Z"), (false, 20), "by a clock that was wrong");
     }
 
     #[test]

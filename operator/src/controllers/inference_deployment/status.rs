@@ -12,6 +12,7 @@ use super::{
     build::{revision, selector},
     escalate::Hold,
     execute::StepError,
+    hindrance,
     observed::{EpisodeView, Observed, PodView},
     plan::Plan,
     rollout::State,
@@ -86,13 +87,15 @@ fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[Strin
     } else if let Some(message) = refused(observed, plan) {
         ("False", Reason::PodsRefused, format!("{ready} of {wanted} replicas ready: {message}"))
     } else if rolling_out(observed, plan) {
-        ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
+        let why = hindrance::ending(observed, plan);
+        ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress{why}"))
     } else if ready < wanted {
         let (aside, names) = set_aside(observed);
         let enough = usize::try_from(wanted - ready).is_ok_and(|missing| missing <= aside);
         let reason = if enough { Reason::FencedByPerson } else { Reason::ReplicasNotReady };
         let names = if aside > 0 { format!("; a person keeps out of traffic: {names}") } else { names };
-        ("False", reason, format!("{ready} of {wanted} replicas ready{names}"))
+        let why = hindrance::ending(observed, plan);
+        ("False", reason, format!("{ready} of {wanted} replicas ready{names}{why}"))
     } else if wanted == 0 {
         ("True", Reason::ScaledToZero, "scaled to 0 replicas".to_owned())
     } else {
@@ -153,10 +156,14 @@ fn reconciling(observed: &Observed, plan: &Plan, errors: &[StepError]) -> Option
             )
         }
         None if let Some(message) = refused(observed, plan) => (Reason::PodsRefused, message),
-        None if rolling_out(observed, plan) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
+        None if rolling_out(observed, plan) => {
+            let why = hindrance::ending(observed, plan);
+            (Reason::RolloutInProgress, format!("the Deployment rolls out{why}"))
+        }
         None if unproven(observed, plan) => {
             let target = &plan.rollout.memory.target;
-            (Reason::RolloutInProgress, format!("not every replica of revision {target} has proven itself yet"))
+            let why = hindrance::ending(observed, plan);
+            (Reason::RolloutInProgress, format!("not every replica of revision {target} has proven itself yet{why}"))
         }
         None => return None,
     };
