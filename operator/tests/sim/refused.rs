@@ -1,5 +1,5 @@
-//! What the API server does not let in, or takes its time over: somebody's webhook that is slow (A13), what is too large (A17), a quota that no
-//! successor fits into (A18).
+//! What the API server does not let in, or takes its time over: somebody's webhook that is slow (A13), a right to read that is gone (A14), what is
+//! too large (A17), a quota that no successor fits into (A18).
 
 use serde_json::{Value, json};
 
@@ -21,6 +21,21 @@ const SLOW: (u64, u64) = (19_000, 120_000);
 pub fn rows() -> Vec<Row> {
     vec![
         row("a13-foreign-webhook-slow", webhook_slow, held_up_alone),
+        row("a14-child-that-may-not-be-read", child_unread, |log| {
+            let told = log.changes("cannot get resource \\\"rolebindings\\\"", (15_000, 60_000));
+            vec![told, log.granted_by(40_000), log.no_hot_loop(), log.no_delete()]
+        }),
+        row("a14-deployment-that-may-not-be-read", deployment_unread, |log| {
+            let rolled = log.changes("PATCH /apis/apps/v1/namespaces/serving/deployments/chat", (100_000, 125_000));
+            vec![rolled, log.granted_by(40_000), log.no_hot_loop(), log.no_delete()]
+        }),
+        row("a14-history-that-may-not-be-read", history_unread, |log| {
+            vec![log.has("cannot list resource"), log.granted_by(120_000), log.no_hot_loop(), log.no_delete()]
+        }),
+        row("a14-pods-that-may-not-be-listed", pods_unread, |log| {
+            let told = log.changes("cannot list resource \\\"pods\\\"", (15_000, 40_000));
+            vec![told, log.granted_between((60_000, 90_000)), log.no_hot_loop()]
+        }),
         row("a17-ten-thousand-conditions", crowded, |log| {
             vec![log.granted_by(40_000), log.no_write_above(16_000), log.no_hot_loop(), log.no_delete()]
         }),
@@ -158,4 +173,59 @@ fn hasty(replicas: u64) -> Vec<(u64, Act)> {
     spec["recovery"]["restartsBeforeReplace"] = json!(1);
     spec["recovery"]["maxUnavailable"] = json!(2);
     vec![(0, Act::Create { name: "chat", spec })]
+}
+
+/// A right to read is gone, from the 15th second to this one.
+fn unread(verb: &'static [&'static str], plurals: &'static [&'static str], to_ms: u64, why: &'static str) -> Rule {
+    Rule::refuse((15_000, to_ms), verb, plurals, (403, "Forbidden", why))
+}
+
+fn without_reading(acts: Vec<(u64, Act)>, rule: Rule) -> Story {
+    let mut story = plain(acts, Vec::new());
+    story.faults.rules.push(rule);
+    story
+}
+
+/// Whoever trims rights takes those to look at others' rights first. All else goes on.
+fn child_unread() -> Story {
+    let told = (60_000, Act::Expect { condition: "Stalled", status: Some("True") });
+    let acts = vec![
+        create(2),
+        freeze(20_000, 0),
+        edit(30_000, json!({"replicas": 3})),
+        told,
+        (80_000, Act::ExpectServing { count: 3 }),
+        (130_000, Act::Expect { condition: "Stalled", status: None }),
+    ];
+    let why = "rolebindings is forbidden: User cannot get resource \"rolebindings\" in API group";
+    without_reading(acts, unread(&["get"], &["rolebindings"], 100_000, why))
+}
+
+/// What nobody has seen nobody changes: a new revision waits until the Deployment can be read.
+fn deployment_unread() -> Story {
+    let acts = vec![
+        create(2),
+        freeze(20_000, 0),
+        edit(30_000, json!({"engine": {"image": "engine:2"}})),
+        (60_000, Act::Expect { condition: "Stalled", status: Some("True") }),
+        (95_000, Act::ExpectOf { image: "engine:2", count: 0 }),
+        (95_000, Act::ExpectServing { count: 2 }),
+    ];
+    let why = "deployments is forbidden: User cannot get resource \"deployments\" in API group";
+    without_reading(acts, unread(&["get"], &["deployments"], 100_000, why))
+}
+
+/// In a rollout nobody knows where the Deployment could go back to: it is left as it goes, and a stall is recovered all the same.
+fn history_unread() -> Story {
+    let acts = vec![create(2), edit(20_000, json!({"engine": {"image": "engine:2"}})), freeze(100_000, 0)];
+    let why = "replicasets is forbidden: User cannot list resource \"replicasets\" in API group";
+    without_reading(acts, unread(&["list"], &["replicasets"], 200_000, why))
+}
+
+/// Without its pods nothing can be decided: it is told, and goes on when they can be listed again.
+fn pods_unread() -> Story {
+    let told = (50_000, Act::Expect { condition: "Stalled", status: Some("True") });
+    let acts = vec![create(2), freeze(20_000, 0), told, (120_000, Act::Expect { condition: "Stalled", status: None })];
+    let why = "pods is forbidden: User cannot list resource \"pods\" in API group";
+    without_reading(acts, unread(&["list"], &["pods"], 60_000, why))
 }

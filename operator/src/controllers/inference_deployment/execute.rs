@@ -51,7 +51,7 @@ impl fmt::Display for StepError {
 }
 
 impl StepError {
-    fn new(subject: String, error: &CallError) -> Self {
+    pub fn new(subject: String, error: &CallError) -> Self {
         StepError { subject, lasting: error.lasting(), message: error.to_string() }
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     build::{child_name, kinds, selector},
+    execute::StepError,
     fleet::Fleet,
     ledger::Account,
     observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays, set_going_apart},
@@ -31,6 +32,8 @@ use crate::{
 #[derive(Debug)]
 pub enum Look {
     Whole(Box<Observed>),
+    /// Its pods or its records may not be read: nothing can be decided, and it is told.
+    Blind(Box<InferenceDeployment>, CallError),
     /// On its way out with all that it owns.
     Leaves,
     /// There is no such InferenceDeployment. Pods that say in their label that they belong to it, and stay, by name.
@@ -49,15 +52,23 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
         return Ok(Look::Leaves);
     }
     let incidents: Api<ListedIncident> = Api::namespaced(calls.client.clone(), namespace);
-    let (pods, incidents, children) = futures::try_join!(
+    let looked = futures::try_join!(
         calls.list(&pods, &labels),
         calls.list(&incidents, &labels),
         children(calls, namespace, name)
-    )?;
-    let mut children = children;
+    );
+    let (pods, incidents, (mut children, mut unread)) = match looked {
+        Err(error) if error.lasting() => return Ok(Look::Blind(Box::new(infd), error)),
+        looked => looked?,
+    };
     let going = set_going_apart(&mut children, &infd);
     if rollout::needs_history(&infd.status.clone().unwrap_or_default().rollout, children.get("Deployment")) {
-        children.insert("ReplicaSet".to_owned(), history(calls, namespace, &labels).await?);
+        match history(calls, namespace, &labels).await {
+            Err(error) if error.lasting() => {
+                _ = unread.insert("ReplicaSet".to_owned(), unread_of("ReplicaSet", &error))
+            }
+            history => _ = children.insert("ReplicaSet".to_owned(), history?),
+        }
     }
     let uid = infd.uid().unwrap_or_default();
     let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
@@ -73,7 +84,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
         true => nodes::all(calls).await,
         false => Default::default(),
     };
-    Ok(Look::Whole(Box::new(Observed { pods, nodes, incidents, children, infd, doubted, going })))
+    Ok(Look::Whole(Box::new(Observed { pods, nodes, incidents, children, infd, doubted, going, unread })))
 }
 
 /// Everybody else's replicas, stalls and grants, as they stand in the API: by the ledger while it is open, else by a list. The caller holds
@@ -117,10 +128,24 @@ async fn history(calls: &Calls, namespace: &str, labels: &str) -> Result<Value, 
     Ok(serde_json::to_value(calls.list(&sets, labels).await?.items).unwrap_or_default())
 }
 
-async fn children(calls: &Calls, namespace: &str, name: &str) -> Result<BTreeMap<String, Value>, CallError> {
+/// The children by kind, and those that may not be read.
+async fn children(
+    calls: &Calls,
+    namespace: &str,
+    name: &str,
+) -> Result<(BTreeMap<String, Value>, BTreeMap<String, StepError>), CallError> {
     let reads = kinds().into_iter().map(|resource| async move {
-        let live = calls.get_json(&resource, namespace, &child_name(name, &resource.kind)).await?;
-        Ok::<_, CallError>(live.map(|live| (resource.kind, live)))
+        match calls.get_json(&resource, namespace, &child_name(name, &resource.kind)).await {
+            Err(error) if error.lasting() => {
+                Ok((None, Some((resource.kind.clone(), unread_of(&resource.kind, &error)))))
+            }
+            live => Ok::<_, CallError>((live?.map(|live| (resource.kind, live)), None)),
+        }
     });
-    Ok(try_join_all(reads).await?.into_iter().flatten().collect())
+    let (read, unread): (Vec<_>, Vec<_>) = try_join_all(reads).await?.into_iter().unzip();
+    Ok((read.into_iter().flatten().collect(), unread.into_iter().flatten().collect()))
+}
+
+fn unread_of(kind: &str, error: &CallError) -> StepError {
+    StepError::new(format!("read {kind}"), error)
 }

@@ -89,6 +89,12 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
     let observed = match gather::gather(calls, namespace, name).await.map_err(named)? {
         Look::Whole(observed) => *observed,
+        Look::Blind(infd, source) => {
+            let told = status::blind(&infd, &source, calls.wall.now());
+            let stored = execute::status(calls, &infd, told).await;
+            stored.map_err(|source| PassError::Status { name: format!("{namespace}/{name}"), source })?;
+            return Err(named(source));
+        }
         Look::Leaves => return Ok(forget(calls, (namespace, name), &[])),
         Look::Gone(pods) => return Ok(forget(calls, (namespace, name), &pods)),
     };
@@ -96,7 +102,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let planned = |fleet: Option<&Fleet>| {
         let now = calls.wall.now();
         if problems.is_empty() {
-            plan::plan(&observed, build::build(&observed.infd), fleet, now)
+            plan::plan(&observed, observed.readable(build::build(&observed.infd)), fleet, now)
         } else {
             unbuildable::go_on(plan::plan(&observed, Vec::new(), fleet, now), &observed, now)
         }
@@ -224,7 +230,7 @@ async fn execute_plan(
         stored = store_budget(calls, observed, plan, stored).await?;
     }
     drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it, and waits for no child of ours
-    let mut errors = Vec::new();
+    let mut errors: Vec<StepError> = observed.unread.values().cloned().collect();
     let replicas_may_go = plan.applies.iter().any(|child| child.resource.kind == "Deployment");
     let (mut untold, mut wait) = (BTreeSet::new(), false);
     if replicas_may_go {
@@ -324,8 +330,7 @@ mod tests {
         let (mut children, pods, incidents, nodes): (std::collections::BTreeMap<_, _>, _, _, _) = Default::default();
         children.insert("Service".to_owned(), serde_json::json!({"metadata": {"ownerReferences": [{"uid": "uid-x"}]}}));
         let doubted = vec!["chat-a".to_owned(), "chat-b".to_owned()];
-        let going = Vec::new();
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted, going };
+        let observed = Observed { children, pods, incidents, nodes, doubted, ..looked(infd("chat"), Vec::new()) };
         let now = "2026-01-01T00:02:00Z".parse().unwrap();
         let plan = plan::plan(&observed, build::build(&observed.infd), None, now);
         let metrics = Metrics::new().unwrap();

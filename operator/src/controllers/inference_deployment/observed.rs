@@ -22,7 +22,7 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::hindrance;
+use super::{build::Child, execute::StepError, hindrance};
 use crate::controllers::{incidents::read, metadata::without_managers, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
@@ -43,6 +43,9 @@ pub struct Observed {
     /// Kinds of children whose names are taken by what is on its way out. What another InferenceDeployment of this name has left is not
     /// among `children`.
     pub going: Vec<String>,
+    /// Kinds of children that may not be read, with what the server says of it: what is there nobody knows, so nothing of it is written. The
+    /// rest goes on without (A14).
+    pub unread: BTreeMap<String, StepError>,
 }
 
 /// Who runs, where, and what is recorded of them: what episodes and places are judged by.
@@ -210,6 +213,18 @@ impl PodView {
 impl Observed {
     pub fn ground(&self) -> Ground<'_> {
         Ground { pods: &self.pods, nodes: &self.nodes, incidents: &self.incidents }
+    }
+
+    /// Is it known what there is of this kind of child? Whoever has not seen the history of a Deployment does not know where it is to go.
+    pub fn is_read(&self, kind: &str) -> bool {
+        let seen = |kind: &str| !self.unread.contains_key(kind);
+        seen(kind) && (kind != "Deployment" || seen("ReplicaSet"))
+    }
+
+    /// Those of the wanted children that can be compared with what there is.
+    pub fn readable(&self, mut wanted: Vec<Child>) -> Vec<Child> {
+        wanted.retain(|child| self.is_read(&child.resource.kind));
+        wanted
     }
 
     /// What the API server says of pods that it refuses to make for the Deployment, while it does.

@@ -186,7 +186,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
 pub fn sort_in(plan: &mut Plan, observed: &Observed, child: Child) {
     let infd = &observed.infd;
     let (kind, live) = (&child.resource.kind, observed.children.get(&child.resource.kind));
-    if observed.going.iter().any(|going| going == kind) {
+    if observed.going.iter().any(|going| going == kind) || !observed.is_read(kind) {
         return;
     }
     if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {

@@ -1,7 +1,7 @@
 //! Stage 6, pure: what the status should say, on every path, errors included (P13). The write is `execute`'s.
 
 use crds::{
-    InferenceDeploymentStatus, RecoveryStatus,
+    InferenceDeployment, InferenceDeploymentStatus, RecoveryStatus,
     conditions::{self, Finding, Reason},
 };
 use jiff::Timestamp;
@@ -17,6 +17,7 @@ use super::{
     plan::Plan,
     rollout::State,
 };
+use crate::client::CallError;
 
 /// What is repeated of a refusal: an admission webhook may say anything.
 const REFUSAL_CHARS_MAX: usize = 1_000;
@@ -78,6 +79,19 @@ pub fn early(observed: &Observed, plan: &Plan, now: Timestamp) -> InferenceDeplo
     }
 }
 
+/// The status of one whose pods or records may not be read: who has to do what, beside what was known last.
+pub fn blind(infd: &InferenceDeployment, error: &CallError, now: Timestamp) -> InferenceDeploymentStatus {
+    let old = infd.status.clone().unwrap_or_default();
+    let message = format!("nothing is known of its replicas, and nothing is done: {error}");
+    let told = Finding { type_: conditions::STALLED, status: "True", reason: Reason::Refused, message };
+    let fresh = conditions::merge(&old.conditions, &[told], infd.metadata.generation.unwrap_or_default(), now);
+    let kept = old
+        .conditions
+        .into_iter()
+        .filter(|c| ![conditions::STALLED, conditions::RECONCILING].contains(&c.type_.as_str()));
+    InferenceDeploymentStatus { conditions: kept.chain(fresh).collect(), ..old }
+}
+
 fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[String]) -> Finding {
     let wanted = observed.infd.spec.replicas;
     let (status, reason, message) = if let Some(problem) = problems.first() {
@@ -123,6 +137,9 @@ fn refused(observed: &Observed, plan: &Plan) -> Option<String> {
 /// before this pass: a template that the pass itself brings in is run by nobody yet, however whole the Deployment was. One that another
 /// version of the operator would make, and does not, is none: the target is what stands.
 fn rolling_out(observed: &Observed, plan: &Plan) -> bool {
+    if observed.unread.contains_key("Deployment") {
+        return false; // its pods alone tell, and why is told
+    }
     let Some(live) = observed.children.get("Deployment").filter(|_| observed.going.is_empty()) else { return true };
     let target = &plan.rollout.memory.target;
     if !target.is_empty() && revision::of(&live["spec"]["template"]) != target {

@@ -53,8 +53,8 @@ pub fn infd_vllm(name: &str) -> InferenceDeployment {
 
 /// A look that found these pods and nothing else.
 pub fn looked(infd: InferenceDeployment, pods: Vec<PodView>) -> Observed {
-    let (children, incidents, nodes, doubted, going) = Default::default();
-    Observed { infd, children, pods, incidents, nodes, doubted, going }
+    let (children, incidents, nodes, doubted, going, unread) = Default::default();
+    Observed { infd, children, pods, incidents, nodes, doubted, going, unread }
 }
 
 /// A pod whose agent reports an episode `e-NAME` at `stage`, suspected at second `suspect_s`.
