@@ -107,23 +107,25 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 /// The same whose pods ask for next to nothing of a core: a scheduler finds no room for twenty on a node of two.
 fn small(manifest: &str) -> Result<String> {
     let asks = [("cpu: 50m", "cpu: 5m"), ("Never}", "Never, resources: {requests: {cpu: 5m, memory: 64Mi}}}")];
-    asks.iter().try_fold(manifest.to_owned(), |text, (there, here)| {
-        ensure!(text.contains(there), "the manifest has no `{there}`");
-        Ok(text.replace(there, here))
-    })
+    rewritten("manifest", manifest, &asks)
 }
 
 /// The file of the autoscaler.
 fn autoscaler(world: &World<'_>, few: usize, many: usize) -> Result<String> {
-    let sizes = [("minReplicas: 2", format!("minReplicas: {few}")), ("maxReplicas: 4", format!("maxReplicas: {many}"))];
-    let mut text = EXAMPLE.to_owned();
-    for (there, here) in HERE.map(|(there, here)| (there, here.to_owned())).into_iter().chain(sizes) {
-        ensure!(text.contains(there), "the example has no `{there}`");
-        text = text.replace(there, &here);
-    }
+    let (least, most) = (format!("minReplicas: {few}"), format!("maxReplicas: {many}"));
+    let sizes = [("minReplicas: 2", least.as_str()), ("maxReplicas: 4", most.as_str())];
+    let text = rewritten("example", EXAMPLE, &[&HERE[..], &sizes].concat())?;
     let file = world.cluster.layout().path("hpa.yaml");
     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
     Ok(file.display().to_string())
+}
+
+/// What is there by what is wanted here, each of which must be there.
+fn rewritten(what: &str, text: &str, changes: &[(&str, &str)]) -> Result<String> {
+    changes.iter().try_fold(text.to_owned(), |text, (there, here)| {
+        ensure!(text.contains(there), "the {what} has no `{there}`");
+        Ok(text.replace(there, here))
+    })
 }
 
 fn figures(api: &CustomMetrics<'_>) -> Result<BTreeMap<String, f64>> {

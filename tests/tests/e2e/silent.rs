@@ -42,7 +42,7 @@ pub async fn agent(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let engines = [&before, &after].map(|pod| restarts(pod, "engine"));
     ensure!(engines[0] == engines[1], "restarts of its engine went from {} to {}", engines[0], engines[1]);
     ensure!(world.incidents_since(frozen).is_empty(), "incidents: {:?}", world.incidents_since(frozen));
-    served(world, victim, frozen)?;
+    stays(world, victim, frozen)?;
     times.note(&format!(
         "{other} delivered meanwhile; its longest pause: {} ms",
         pages.silence(other, frozen).as_millis()
@@ -69,15 +69,12 @@ fn nobody_vouches(object: &InferenceDeployment) -> Option<()> {
     (said.status == "Unknown" && said.reason == "NotVouchedFor").then_some(())
 }
 
-/// Was nothing done to the pod because of its agent: no eviction, and none that was tried?
-fn served(world: &World<'_>, pod: &str, since: Instant) -> Result<()> {
-    let leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+/// Nothing is done to the pod because of its agent: no eviction, and none that was tried.
+fn stays(world: &World<'_>, pod: &str, since: Instant) -> Result<()> {
     let frames = world.pods.since(since).into_iter().filter(|frame| frame.name == pod);
     for frame in frames {
         let seen = frame.object.context("the pod was deleted")?;
-        ensure!(!leaving(&seen), "the pod was told to go");
+        ensure!(seen.metadata.deletion_timestamp.is_none(), "the pod was told to go");
     }
-    let evicted = world.kubectl(&["get", "events", "--field-selector=reason=Evicted", "-o", "name"])?;
-    ensure!(evicted.trim().is_empty(), "evicted: {evicted}");
-    Ok(())
+    world.nobody_is_evicted()
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use crds::{EngineIncident, InferenceDeployment};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, Client, ResourceExt};
@@ -104,6 +104,13 @@ impl<'a> World<'a> {
 
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.cluster.kubectl(&[&["-n", NAMESPACE], args].concat())
+    }
+
+    /// No pod was evicted, as far as the events tell.
+    pub fn nobody_is_evicted(&self) -> Result<()> {
+        let evicted = self.kubectl(&["get", "events", "--field-selector=reason=Evicted", "-o", "name"])?;
+        ensure!(evicted.trim().is_empty(), "evicted: {evicted}");
+        Ok(())
     }
 
     /// kubectl with the plugin of this very build in its PATH, as an administrator; `line` as it is typed in a shell, in a folder of its own.
