@@ -34,8 +34,8 @@ const KEYED: [(&str, &[&str]); 14] = [
 ];
 
 /// Does `live` hold everything that `wanted` says? The server adds defaults, so more is fine, and so is what others add to a list of items
-/// with keys; any other list must have the same length; quantities count by value, for it writes them its own way. What was taken out of `wanted` shows in the hash
-/// annotation.
+/// with keys; any other list must have the same length; quantities count by value, for it writes them its own way. What was taken out of
+/// `wanted` shows in the hash annotation.
 pub fn covers(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {

@@ -32,11 +32,10 @@ const TOLD_MAX: usize = 3;
 
 /// Why one of the containers of a pod does not start; `None`: nobody says that it does not.
 pub fn of(status: Option<&PodStatus>) -> Option<String> {
-    let list = |containers: Option<&Vec<ContainerStatus>>| containers.cloned().unwrap_or_default();
     let status = status?;
-    let init = list(status.init_container_statuses.as_ref());
-    let kept_back = init.iter().find_map(|container| of_container(container).or_else(|| of_init(container)));
-    kept_back.or_else(|| list(status.container_statuses.as_ref()).iter().find_map(of_container))
+    let mut init = status.init_container_statuses.iter().flatten();
+    let kept_back = init.find_map(|container| of_container(container).or_else(|| of_init(container)));
+    kept_back.or_else(|| status.container_statuses.iter().flatten().find_map(of_container))
 }
 
 fn of_container(container: &ContainerStatus) -> Option<String> {
