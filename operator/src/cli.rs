@@ -19,7 +19,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// So long the operator's own work may be stuck in one call before `/livez` tells of it; the kubelet asks three times.
+/// So long the operator's own work may be stuck in one call after a probe has asked it, before `/livez` tells of it; the kubelet asks three times.
 const STUCK_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the operator, or prints what a cluster needs for it.

@@ -60,7 +60,7 @@ async fn answer(listener: TcpListener, told: Told) -> io::Result<()> {
 }
 
 async fn livez(State(told): State<Told>) -> Response {
-    told.pulse.answer()
+    told.pulse.answer().await
 }
 
 async fn readyz(State(told): State<Told>) -> Response {

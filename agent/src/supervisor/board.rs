@@ -14,7 +14,7 @@ use crate::watch::leave::Drain;
 /// So long somebody who may know is waited for: while it drains a detector speaks every second.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
-/// So long the supervisor's own work may be stuck in one call before `/livez` tells of it.
+/// So long the supervisor's own work may be stuck in one call after a probe has asked it, before `/livez` tells of it.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
 /// A status and when it came; that the detector still means it may have been heard since ([`Board::age`]).
