@@ -31,4 +31,5 @@ pub mod status;
 pub mod stderr;
 pub mod supervisor;
 pub mod text;
+mod ticker;
 pub mod watch;

@@ -18,7 +18,6 @@ pub(crate) mod notes;
 mod poison;
 mod proof;
 mod publish;
-mod ticker;
 mod whom;
 
 use std::io::{self, Write};
@@ -46,7 +45,6 @@ use self::notes::Notes;
 use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
-use self::ticker::Ticker;
 use crate::gate::ledger::Control;
 use crate::incidents::Moment;
 use crate::metrics::Metrics;
@@ -54,6 +52,7 @@ use crate::report::Reporter;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::pace::{Pace, PaceKeeper};
 use crate::sources::{EngineProcess, Sources};
+use crate::ticker::Ticker;
 
 /// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
 const GAP_MS_MIN: u64 = 150;
