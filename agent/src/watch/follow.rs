@@ -17,8 +17,8 @@ use crate::sources::{EngineProcess, ExitWatch, Found, container_of, find_pod_eng
 const SEARCH_EVERY_MS: u64 = 200;
 /// … and while the engine is a guess.
 const DOUBT_EVERY_MS: u64 = 1_000;
-/// `engine.json` is looked at this often while its engine lives: another one comes only after its end, which is heard.
-const FILE_EVERY_MS: u64 = 1_000;
+/// `engine.json` is looked at this often while its engine lives: another one comes only after its end, which is heard. Each look wakes two threads.
+const FILE_EVERY_MS: u64 = 10_000;
 /// A container's first process replaces its program once or twice while it starts.
 const WORDS_EVERY_MS: u64 = 10_000;
 
@@ -341,13 +341,13 @@ mod tests {
         };
         assert_eq!(nonce_at(&mut follow, 0).await, Some(1));
         says(2);
-        assert_eq!(nonce_at(&mut follow, 999).await, Some(1));
-        assert_eq!(nonce_at(&mut follow, 1_000).await, Some(2));
+        assert_eq!(nonce_at(&mut follow, FILE_EVERY_MS - 1).await, Some(1));
+        assert_eq!(nonce_at(&mut follow, FILE_EVERY_MS).await, Some(2));
         child.kill().unwrap();
         child.wait().unwrap();
         tokio::time::timeout(soon, follow.ended()).await.unwrap();
         says(3);
-        assert_eq!(nonce_at(&mut follow, 1_001).await, Some(3), "whoever comes next comes at once");
+        assert_eq!(nonce_at(&mut follow, FILE_EVERY_MS + 1).await, Some(3), "whoever comes next comes at once");
     }
 
     #[tokio::test]
