@@ -11,12 +11,11 @@ use std::time::Duration;
 use futures::FutureExt;
 use heartbeat::counts::COUNTS;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::ledger::{Control, GateReply, Ledger};
 use super::line::Line;
+use super::lines::Lines;
 use super::memory::Memory;
 use super::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
@@ -25,7 +24,6 @@ use crate::sources::clock::monotonic_ms;
 const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 /// How long the gate waits for a detector's next line before it drops the connection (not the fence).
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
 const LOOK: &[u8] = b"{\"look\":true}";
 /// The same, and asks who could have stalled the engine.
@@ -102,16 +100,17 @@ impl Spare {
 }
 
 async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>) {
-    let (read, mut write) = stream.into_split();
-    let mut read = BufReader::new(read);
+    let Ok(mut lines) = Lines::on(stream) else { return };
     let mut beginnings = ledger.beginnings();
     let (mut line, mut told, mut heard) = (Vec::new(), Vec::new(), 0);
     // once an answer at most: whoever hears that work came asks what it is
     let mut shall_tell = false;
     loop {
+        // one thread serves them all: whoever says a thousand lines at once takes turns with those who are served
+        tokio::task::consume_budget().await;
         let asked = tokio::select! {
-            asked = tokio::time::timeout(SILENCE_MAX, read_line(&mut read, &mut line)) => match asked {
-                Ok(Ok(true)) => true,
+            asked = tokio::time::timeout(SILENCE_MAX, lines.come()) => match asked {
+                Ok(Ok(())) => lines.take(&mut line),
                 _ => return,
             },
             _ = beginnings.changed(), if shall_tell => false,
@@ -120,9 +119,8 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>)
         let mut suspects = None;
         if asked {
             heard += 1;
-            suspects = (line.trim_ascii_end() == SUSPECTS).then(|| ledger.suspects(now_ms));
+            suspects = (line == SUSPECTS).then(|| ledger.suspects(now_ms));
             obey(&line, &ledger, &memory).await;
-            line.clear();
         }
         beginnings.mark_unchanged();
         let reply = ledger.reply(now_ms);
@@ -134,14 +132,15 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>)
             return;
         }
         told.push(b'\n');
-        if write.write_all(&told).await.is_err() {
+        // a detector that leaves that much unread asks anew, by another connection
+        if lines.say(&told).is_err() {
             return;
         }
     }
 }
 
 async fn obey(line: &[u8], ledger: &Ledger, memory: &Memory) {
-    if [LOOK, SUSPECTS].contains(&line.trim_ascii_end()) {
+    if [LOOK, SUSPECTS].contains(&line) {
         return;
     }
     match serde_json::from_slice::<Control>(line) {
@@ -271,13 +270,6 @@ impl GateClient {
 pub async fn answers(path: &Path, wait: Duration) -> bool {
     let look = async { Line::connect(path).await?.ask(&[LOOK, b"\n"].concat()).await };
     tokio::time::timeout(wait, look).await.is_ok_and(|told| told.is_ok())
-}
-
-/// Reads on in a line; true when it is whole, false at the end of the stream and where it has no end.
-async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
-    let room = LINE_BYTES_MAX.saturating_sub(line.len()) as u64;
-    read.take(room).read_until(b'\n', line).await?;
-    Ok(line.ends_with(b"\n"))
 }
 
 #[cfg(test)]

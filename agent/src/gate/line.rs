@@ -2,28 +2,26 @@
 //! fraction of a millisecond. The runtime would wake it three times: for its own timer, for room to write, and for the answer.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use heartbeat::counts::CountsReader;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::io::Errno;
-use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use super::control::{LINE_BYTES_MAX, Told};
+use super::control::Told;
+use super::lines::Lines;
 
 /// So long the thread itself waits for an answer, which takes a fraction of that; after that the runtime does.
 const SOON_MS: u8 = 3;
-const READ_BYTES: usize = 4 << 10;
 
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Line {
-    socket: UnixStream,
-    /// What was heard and is no whole line yet, or more than one.
-    heard: Vec<u8>,
+    lines: Lines,
+    /// What was heard last, kept for its memory.
+    words: Vec<u8>,
     /// Lines said.
     said: u64,
     /// The gate's counters, where it lets itself be read.
@@ -38,7 +36,8 @@ impl Line {
     /// # Errors
     /// When nobody listens there.
     pub(super) async fn connect(path: &Path) -> io::Result<Self> {
-        Ok(Self { socket: UnixStream::connect(path).await?, heard: Vec::new(), said: 0, counts: None, own: None })
+        let lines = Lines::on(UnixStream::connect(path).await?)?;
+        Ok(Self { lines, words: Vec::new(), said: 0, counts: None, own: None })
     }
 
     /// Says a line and returns the answer to it.
@@ -46,9 +45,7 @@ impl Line {
     /// # Errors
     /// When the gate is gone, or has left so much unread that there is no room for a line.
     pub(super) async fn ask(&mut self, line: &[u8]) -> io::Result<Told> {
-        if rustix::io::write(&self.socket, line)? < line.len() {
-            return Err(ErrorKind::WriteZero.into());
-        }
+        self.lines.say(line)?;
         self.said += 1;
         self.wait_a_little();
         loop {
@@ -69,9 +66,7 @@ impl Line {
             if let Some(told) = self.hear_now()? {
                 return Ok(told);
             }
-            self.socket.readable().await?;
-            // readable or read above: only a read can tell, and one that finds nothing waits for news
-            _ = self.socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
+            self.lines.come().await?;
         }
     }
 
@@ -80,14 +75,10 @@ impl Line {
     /// # Errors
     /// As [`Line::hear`].
     pub(super) fn hear_now(&mut self) -> io::Result<Option<Told>> {
-        let end = match self.line_end() {
-            None if self.read_all()? => self.line_end(),
-            end => end,
-        };
-        let Some(end) = end else { return Ok(None) };
-        let told = serde_json::from_slice::<Told>(&self.heard[..end]);
-        self.heard.drain(..=end);
-        let mut told = told?;
+        if !self.lines.are_there()? || !self.lines.take(&mut self.words) {
+            return Ok(None);
+        }
+        let mut told = serde_json::from_slice::<Told>(&self.words)?;
         // the gate's own memory by its own word: neither waits for a disk
         if let Some(path) = &told.counts {
             self.counts = File::open(path).and_then(|file| CountsReader::open(&file)).ok();
@@ -96,32 +87,8 @@ impl Line {
         Ok(Some(told))
     }
 
-    fn line_end(&self) -> Option<usize> {
-        self.heard.iter().position(|byte| *byte == b'\n')
-    }
-
-    /// Reads what is there; true where there was anything.
-    fn read_all(&mut self) -> io::Result<bool> {
-        let before = self.heard.len();
-        let mut part = [0; READ_BYTES];
-        loop {
-            match rustix::io::read(&self.socket, &mut part) {
-                // its last words first
-                Ok(0) if self.heard.len() > before => return Ok(true),
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(read) => self.heard.extend_from_slice(&part[..read]),
-                Err(Errno::AGAIN) => return Ok(self.heard.len() > before),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if self.heard.len() > LINE_BYTES_MAX {
-                return Err(io::Error::new(ErrorKind::InvalidData, "the gate's line has no end"));
-            }
-        }
-    }
-
     fn wait_a_little(&self) {
-        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.lines.as_fd(), PollFlags::POLLIN)];
         // whatever comes of it, a read says it better
         _ = poll(&mut fds, PollTimeout::from(SOON_MS));
     }
@@ -130,7 +97,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
@@ -147,7 +114,7 @@ mod tests {
             stream.write_all(format!("{told}\n").as_bytes()).unwrap();
         });
         // both are there when the answer is looked for: the words, and their end
-        line.socket.try_write(b"?\n").unwrap();
+        line.lines.say(b"?\n").unwrap();
         gate.join().unwrap();
         assert_eq!(line.hear().await.unwrap().heard, 1);
         assert_eq!(line.hear().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);

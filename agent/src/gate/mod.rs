@@ -12,6 +12,7 @@ mod form;
 mod guests;
 pub mod ledger;
 mod line;
+mod lines;
 pub mod memory;
 mod name;
 mod owed;
