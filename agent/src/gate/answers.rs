@@ -81,7 +81,8 @@ pub fn poison(print: Option<Print>) -> Response<AnswerBody> {
 
 /// The client's own mistake.
 pub fn bad_request(status: StatusCode, message: &str) -> Response<AnswerBody> {
-    answer(status, message, "bad_request", None)
+    // by this type the official clients' users tell their own mistake from the server's
+    with_json(status, &typed_error_json(message, "invalid_request_error", "bad_request"), None)
 }
 
 /// The client's body stalled, or broke off. The engine had no part in it.

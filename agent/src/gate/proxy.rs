@@ -257,7 +257,13 @@ impl Proxy {
             Unanswered { end: End::Declined, response: answers::bad_request(StatusCode::BAD_REQUEST, &text) }
         })?;
         parts.version = http::Version::HTTP_11;
+        let in_chunks = parts.headers.contains_key(header::TRANSFER_ENCODING) && body.size_hint().exact().is_none();
         strip_hop_by_hop(&mut parts.headers);
+        if in_chunks {
+            // the body of a request that reads is sent only where its head says so
+            parts.headers.remove(header::CONTENT_LENGTH);
+            parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         // The gate has answered the client's `Expect` by reading its body.
         parts.headers.remove(header::EXPECT);
         // between the agent and its gate: an engine would write it in a log that others read

@@ -125,10 +125,30 @@ async fn a_body_in_a_coding_of_the_connection_is_refused_and_one_in_its_own_pass
     let ask = format!("{head}transfer-encoding: gzip, chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n");
     let refused = rest(&mut gate.send(&ask).await).await;
     assert!(refused.starts_with("HTTP/1.1 501") && refused.contains("chunked"), "{refused}");
+    assert!(refused.contains("\"invalid_request_error\""), "{refused}");
     let ask = format!("{head}content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{{}}");
     let (asked, answer) = exchange(&ask, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     assert!(asked.to_lowercase().contains("content-encoding: gzip"), "{asked}");
     assert!(answer.ends_with("ok"), "{answer}");
+}
+
+#[tokio::test]
+async fn the_body_of_a_request_that_reads_is_passed_on_however_long_it_is() {
+    let head = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+    for (framing, body) in [("content-length: 2", "{}"), ("transfer-encoding: chunked", "2\r\n{}\r\n0\r\n\r\n")] {
+        let (listener, upstream) = engine().await;
+        let gate = Gate::before(&upstream).await;
+        let _client = gate.send(&format!("{head}{framing}\r\n\r\n{body}")).await;
+        let (mut server, mut asked) = take(&listener).await;
+        let end = format!("\r\n\r\n{body}");
+        while !asked.ends_with(&end) {
+            let mut more = [0; 1 << 10];
+            let read = tokio::time::timeout(SOON, server.read(&mut more)).await.expect(&asked).unwrap();
+            assert!(read > 0, "{asked}");
+            asked.push_str(std::str::from_utf8(&more[..read]).unwrap());
+        }
+        assert!(asked.to_lowercase().contains(framing), "{asked}");
+    }
 }
 
 /// Such a body is counted beside the thread that serves.
