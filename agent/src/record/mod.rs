@@ -83,6 +83,8 @@ pub struct RecordArgs {
 pub enum RecordError {
     #[error("{path} exists; a trace is never overwritten: choose another --out or remove it")]
     Exists { path: PathBuf },
+    #[error("{path} was made by somebody else meanwhile and is left as it is; the whole trace lies in {part}")]
+    Meanwhile { path: PathBuf, part: PathBuf },
     #[error("could not create the trace {path}: {source}")]
     Create { path: PathBuf, source: io::Error },
     #[error("could not write the trace {path}: {source}; what was written until then lies in it")]

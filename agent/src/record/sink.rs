@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use serde_json::Value;
 
 use super::RecordError;
@@ -53,7 +55,8 @@ impl Sink {
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
-        if path.exists() {
+        // (a link to nothing has the name as well)
+        if path.symlink_metadata().is_ok() {
             return Err(RecordError::Exists { path: path.to_owned() });
         }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part).map_err(|source| {
@@ -92,18 +95,29 @@ impl Sink {
     /// Ends the file and gives it its name. Returns its size.
     ///
     /// # Errors
-    /// When its end cannot be written.
+    /// When its end cannot be written, or somebody else has made a file of its name meanwhile.
     pub fn finish(self) -> Result<u64, RecordError> {
         let failed = |source| RecordError::Write { path: self.part.clone(), source };
         let file = self.gzip.finish().map_err(failed)?;
         file.file.sync_all().map_err(failed)?;
-        std::fs::rename(&self.part, &self.path).map_err(failed)?;
-        Ok(file.bytes)
+        match name_anew(&self.part, &self.path) {
+            Err(Errno::EXIST) => Err(RecordError::Meanwhile { path: self.path, part: self.part }),
+            named => named.map(|()| file.bytes).map_err(|errno| failed(errno.into())),
+        }
     }
 
     /// Leaves nothing behind.
     pub fn discard(self) {
         let _ = std::fs::remove_file(&self.part);
+    }
+}
+
+/// Gives a file a name that nobody else has; where the file system cannot ask for that in one step, in two.
+fn name_anew(from: &Path, to: &Path) -> Result<(), Errno> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) if to.symlink_metadata().is_ok() => Err(Errno::EXIST),
+        Err(Errno::INVAL | Errno::NOSYS) => renameat_with(CWD, from, CWD, to, RenameFlags::empty()),
+        named => named,
     }
 }
 
@@ -130,5 +144,17 @@ mod tests {
         assert_eq!(text, "{\"t\":1.5}\n");
         let again = Sink::create(&path).unwrap_err().to_string();
         assert!(again.contains("never overwritten"), "{again}");
+    }
+
+    #[test]
+    fn what_has_its_name_by_the_time_that_it_is_whole_stays_and_so_does_the_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.jsonl.gz");
+        let mut sink = Sink::create(&path).unwrap();
+        sink.write(&serde_json::json!({})).unwrap();
+        std::fs::write(&path, "somebody's").unwrap();
+        let refused = sink.finish().unwrap_err();
+        assert!(matches!(&refused, RecordError::Meanwhile { part, .. } if part.exists()), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody's");
     }
 }
