@@ -21,7 +21,10 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         _ if of_a_step && works_unseen(view, complaint, gpu_works) => {
             (long_ms, "something works for it, and no counter tells of its steps")
         }
-        _ if of_a_step && gpu_works => (patience_ms, "the GPU works as it does in health"),
+        // … and what a crawl is given where no GPU tells, it is given where one works
+        _ if of_a_step && gpu_works => {
+            (patience_ms.max(complaint.allowed.crawl_ms), "the GPU works as it does in health")
+        }
         // a parser of tool calls hands an argument on when all of it is there, and a stream that was preempted waits behind whole answers
         StallClass::FrontendStalled if !view.front_is_silent(view.policy.admission_ms) => (
             complaint.allowed.crawl_ms,

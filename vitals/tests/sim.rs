@@ -89,7 +89,7 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 23] = [
+const EVICTED_ONCE: [(&str, u64, &str); 25] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
@@ -120,6 +120,8 @@ const EVICTED_ONCE: [(&str, u64, &str); 23] = [
         0x127b_1bc6_b840_0595,
         "a pause whose line of the log was written in the moment of a look, and lost",
     ),
+    ("tool", 0xb3b3_caf8_2bef_7202, "a tool in the second answer after a start, whose first part no scrape saw end"),
+    ("benign-mutant", 0x3c7a_5920_4281_03a0, "a stream that three long prompts went before, one step each"),
     ("benign-mutant", 0x6cd1_e68a_b009_4f61, "one that passed nothing on, for no answer of its engine's streams"),
 ];
 
