@@ -55,7 +55,7 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
-            None if places.len() < most().min(PLACES_MAX) => places.push(place),
+            None if places.len() < PLACES_MAX && there(&places, nodes) < most() => places.push(place),
             None => {}
         }
     }
@@ -215,6 +215,12 @@ fn because(pod: &PodView, fresh: &[&Grant]) -> Option<AvoidedBecause> {
 fn broken_by(episode: &Episode) -> (Vec<String>, Vec<Xid>) {
     let xids: Vec<Xid> = episode.xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).cloned().collect();
     (episode.gpu_uuids.clone(), xids)
+}
+
+/// Of how many places there is a node. One that is gone takes no share; when it comes back there may be more than the share allows, or no other
+/// place at all, which a pod that finds none ends ([`stranded`]).
+fn there(places: &[Avoided], nodes: &[NodeView]) -> usize {
+    places.iter().filter(|place| nodes.iter().any(|node| node.name == place.node)).count()
 }
 
 /// How many nodes may be avoided at once: a share of those on which a pod could run, one of two, never the last.

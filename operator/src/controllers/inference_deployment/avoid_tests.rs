@@ -106,6 +106,17 @@ fn never_more_than_its_share_of_the_places_and_never_the_last() {
 }
 
 #[test]
+fn a_node_that_is_gone_takes_no_share_of_those_that_may_be_avoided() {
+    let mut object = infd("chat");
+    let held =
+        |node: &str| Avoided { node: node.into(), until: "2026-01-01T01:59:00.5Z".to_owned(), ..Avoided::default() };
+    object.status.get_or_insert_default().recovery.avoid = vec![held("n2")];
+    assert_eq!(after(&object, &["n1"], &nodes(2)), ["n2"], "one of two");
+    object.status.get_or_insert_default().recovery.avoid = vec![held("gone")];
+    assert_eq!(after(&object, &["n1"], &nodes(2)), ["gone", "n1"]);
+}
+
+#[test]
 fn a_pod_without_a_place_lifts_everything_unless_it_had_none_before() {
     let mut object = infd("chat");
     let until = "2026-01-01T01:59:00.5Z".to_owned();
