@@ -24,6 +24,9 @@ pub fn rows() -> Vec<Row> {
             vec![log.incidents(2), closed_as(log, "Superseded")]
         }),
         row("p13-fenced-by-a-person", fenced, |log| vec![log.grants_at_most(0), closed_as(log, "Unfenced")]),
+        row("p13-the-first-revision-of-all-fails", first_fails, |log| {
+            vec![log.has("no way back"), log.changes("RolloutFailed", (1_000, 20_000))]
+        }),
     ]
 }
 
@@ -69,6 +72,14 @@ fn fenced() -> Story {
         |text: Value| Act::PatchPods { patch: json!({"metadata": {"annotations": {"truebeat.io/fence": text}}}) };
     let begun = (20_000, fence(json!(r#"{"by": "on-call", "why": "a look"}"#)));
     plain(vec![create(2), begun, (60_000, fence(Value::Null))], Vec::new())
+}
+
+/// The engines of the very first revision end again and again before they serve; there is nothing to go back to, and another spec is what helps.
+fn first_fails() -> Story {
+    let crashes = (1..40).flat_map(|tenth| [0, 1].map(|nth| (1_000 * tenth, Act::Crash { nth })));
+    let told = (20_000, Act::Expect { condition: "Stalled", status: Some("True") });
+    let mended = edit(41_000, json!({"engine": {"args": ["--mended"]}}));
+    plain([vec![create(2)], crashes.collect(), vec![told, mended]].concat(), Vec::new())
 }
 
 fn closed_as(log: &Log<'_>, outcome: &str) -> Option<String> {
