@@ -16,7 +16,7 @@ use vitals::observation::{FrontendObs, Signal};
 
 use super::clock::monotonic_ms;
 use super::get::{Get, GetError, with_path};
-use super::haste::{Haste, Rounds};
+use super::haste::{Haste, Rounds, Timer};
 use super::scrape::KnownEngine;
 
 const PROBES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
@@ -46,6 +46,7 @@ impl FrontendProbe {
 
 async fn probe_forever(mut asker: Asker, state: Arc<Mutex<Signal<FrontendObs>>>, haste: Haste) {
     let mut known: Option<FrontendObs> = None;
+    let mut timer = Timer::start();
     loop {
         let began = Instant::now();
         let asked_ms = monotonic_ms();
@@ -53,7 +54,7 @@ async fn probe_forever(mut asker: Asker, state: Arc<Mutex<Signal<FrontendObs>>>,
         let next = judge(known, asked_ms, answer.as_ref().copied());
         known = Some(next);
         *state.lock().unwrap_or_else(PoisonError::into_inner) = Signal::at(monotonic_ms(), next);
-        haste.rest(began, PROBES).await;
+        haste.rest(began, PROBES, &mut timer).await;
     }
 }
 

@@ -17,7 +17,7 @@ use vitals::observation::{MetricsObs, Signal};
 use super::aside::Asides;
 use super::clock::monotonic_ms;
 use super::get::{Get, with_path};
-use super::haste::{Haste, Rounds};
+use super::haste::{Haste, Rounds, Timer};
 use super::renew;
 use crate::text::lossy;
 
@@ -111,6 +111,7 @@ async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, 
     let mut place = Place::default();
     let mut meter = Meter::default();
     let (mut failing, mut faulty) = (false, false);
+    let mut timer = Timer::start();
     loop {
         let began = Instant::now();
         let asked_ms = monotonic_ms();
@@ -142,7 +143,7 @@ async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, 
             }
             Err(_) => {}
         }
-        haste.rest(began, SCRAPES).await;
+        haste.rest(began, SCRAPES, &mut timer).await;
     }
 }
 
