@@ -105,7 +105,13 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
     times.now("twice unattendedAfter later it is fenced and nothing was killed");
     scale_operator(world, 2)?;
     times.now("the operator is back");
-    times.seen("it serves again", endpoints.flip(&pod, true, again, BOUND).await?);
+    // what stands in the status until then is from before it went, and an endpoint may come and go on a machine that has much to do
+    let back = Instant::now();
+    let granted =
+        |inc: &EngineIncident| inc.status.as_ref()?.granted_by.as_deref().filter(|by| *by == "operator").map(drop);
+    let (at, ()) = world.incident("a record that the operator granted the second", &pod, again, granted).await?;
+    times.seen("the operator's grant is on record", at);
+    times.seen("it serves again", endpoints.flip(&pod, true, back, BOUND).await?);
     world.quiet("alone").await?;
     let mut by: Vec<_> = world
         .incidents_since(frozen)
@@ -114,7 +120,6 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
         .filter_map(|inc| inc.status.as_ref()?.granted_by.clone())
         .collect();
     by.sort();
-    ensure!(by.contains(&"operator".to_owned()), "the second was granted by {by:?}");
     times.note(&format!("recorded grants by {by:?}"));
     removed(world, "alone").await
 }
