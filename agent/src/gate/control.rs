@@ -15,7 +15,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::ledger::{Control, GateReply, Ledger};
 use super::line::Line;
-use super::lines::Lines;
+use super::line_socket::LineSocket;
 use super::memory::Memory;
 use super::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
@@ -100,7 +100,7 @@ impl Spare {
 }
 
 async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>) {
-    let Ok(mut lines) = Lines::on(stream) else { return };
+    let Ok(mut socket) = LineSocket::on(stream) else { return };
     let mut beginnings = ledger.beginnings();
     let (mut line, mut told, mut heard) = (Vec::new(), Vec::new(), 0);
     // once an answer at most: whoever hears that work came asks what it is
@@ -109,8 +109,8 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>)
         // one thread serves them all: whoever says a thousand lines at once takes turns with those who are served
         tokio::task::consume_budget().await;
         let asked = tokio::select! {
-            asked = tokio::time::timeout(SILENCE_MAX, lines.come()) => match asked {
-                Ok(Ok(())) => lines.take(&mut line),
+            asked = tokio::time::timeout(SILENCE_MAX, socket.hear(&mut line)) => match asked {
+                Ok(Ok(())) => true,
                 _ => return,
             },
             _ = beginnings.changed(), if shall_tell => false,
@@ -133,7 +133,7 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>)
         }
         told.push(b'\n');
         // a detector that leaves that much unread asks anew, by another connection
-        if lines.say(&told).is_err() {
+        if socket.say(&told).is_err() {
             return;
         }
     }

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::net::UnixStream;
 
 use super::control::Told;
-use super::lines::Lines;
+use super::line_socket::LineSocket;
 
 /// So long the thread itself waits for an answer, which takes a fraction of that; after that the runtime does.
 const SOON_MS: u8 = 3;
@@ -19,7 +19,7 @@ const SOON_MS: u8 = 3;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Line {
-    lines: Lines,
+    socket: LineSocket,
     /// What was heard last, kept for its memory.
     words: Vec<u8>,
     /// Lines said.
@@ -36,8 +36,8 @@ impl Line {
     /// # Errors
     /// When nobody listens there.
     pub(super) async fn connect(path: &Path) -> io::Result<Self> {
-        let lines = Lines::on(UnixStream::connect(path).await?)?;
-        Ok(Self { lines, words: Vec::new(), said: 0, counts: None, own: None })
+        let socket = LineSocket::on(UnixStream::connect(path).await?)?;
+        Ok(Self { socket, words: Vec::new(), said: 0, counts: None, own: None })
     }
 
     /// Says a line and returns the answer to it.
@@ -45,7 +45,7 @@ impl Line {
     /// # Errors
     /// When the gate is gone, or has left so much unread that there is no room for a line.
     pub(super) async fn ask(&mut self, line: &[u8]) -> io::Result<Told> {
-        self.lines.say(line)?;
+        self.socket.say(line)?;
         self.said += 1;
         self.wait_a_little();
         loop {
@@ -62,12 +62,8 @@ impl Line {
     /// # Errors
     /// When the gate is gone, or what it says is none of its lines.
     pub(super) async fn hear(&mut self) -> io::Result<Told> {
-        loop {
-            if let Some(told) = self.hear_now()? {
-                return Ok(told);
-            }
-            self.lines.come().await?;
-        }
+        self.socket.hear(&mut self.words).await?;
+        self.told()
     }
 
     /// The next line, if all of it is there.
@@ -75,20 +71,22 @@ impl Line {
     /// # Errors
     /// As [`Line::hear`].
     pub(super) fn hear_now(&mut self) -> io::Result<Option<Told>> {
-        if !self.lines.are_there()? || !self.lines.take(&mut self.words) {
-            return Ok(None);
-        }
+        if self.socket.hear_now(&mut self.words)? { self.told().map(Some) } else { Ok(None) }
+    }
+
+    /// What was heard last.
+    fn told(&mut self) -> io::Result<Told> {
         let mut told = serde_json::from_slice::<Told>(&self.words)?;
         // the gate's own memory by its own word: neither waits for a disk
         if let Some(path) = &told.counts {
             self.counts = File::open(path).and_then(|file| CountsReader::open(&file)).ok();
         }
         self.own = told.own.take().or(self.own.take());
-        Ok(Some(told))
+        Ok(told)
     }
 
     fn wait_a_little(&self) {
-        let mut fds = [PollFd::new(self.lines.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         // whatever comes of it, a read says it better
         _ = poll(&mut fds, PollTimeout::from(SOON_MS));
     }
@@ -114,7 +112,7 @@ mod tests {
             stream.write_all(format!("{told}\n").as_bytes()).unwrap();
         });
         // both are there when the answer is looked for: the words, and their end
-        line.lines.say(b"?\n").unwrap();
+        line.socket.say(b"?\n").unwrap();
         gate.join().unwrap();
         assert_eq!(line.hear().await.unwrap().heard, 1);
         assert_eq!(line.hear().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);

@@ -12,7 +12,7 @@ mod form;
 mod guests;
 pub mod ledger;
 mod line;
-mod lines;
+mod line_socket;
 pub mod memory;
 mod name;
 mod owed;

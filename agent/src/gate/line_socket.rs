@@ -8,19 +8,19 @@ use rustix::io::Errno;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe::Receiver;
 
-pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
+const LINE_BYTES_MAX: usize = 64 << 10;
 const READ_BYTES: usize = 4 << 10;
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct LineSocket {
     /// No pipe: the runtime's one safe form of a descriptor that is awaited to be read and not to be written.
     socket: Receiver,
     /// What was heard and is no whole line yet, or more than one.
     heard: Vec<u8>,
 }
 
-impl Lines {
+impl LineSocket {
     /// On this socket. Needs a runtime.
     ///
     /// # Errors
@@ -41,12 +41,12 @@ impl Lines {
         Ok(())
     }
 
-    /// Returns when a whole line is there. What has come of it is kept when the wait is given up.
+    /// Returns when the next line, without its end, is in the place of what was in `line`. What has come of it is kept when the wait is given up.
     ///
     /// # Errors
     /// When the other end is gone, or its line has no end.
-    pub(super) async fn come(&mut self) -> io::Result<()> {
-        while !self.are_there()? {
+    pub(super) async fn hear(&mut self, line: &mut Vec<u8>) -> io::Result<()> {
+        while !self.hear_now(line)? {
             self.socket.readable().await?;
             // readable or read above: only a read can tell, and one that finds nothing waits for news
             _ = self.socket.try_io(|| Err::<(), _>(ErrorKind::WouldBlock.into()));
@@ -54,21 +54,20 @@ impl Lines {
         Ok(())
     }
 
-    /// Is a whole line there?
+    /// The same, if all of it is there; false, and `line` as it was, where it is not.
     ///
     /// # Errors
-    /// As [`Lines::come`].
-    pub(super) fn are_there(&mut self) -> io::Result<bool> {
-        Ok(self.end().is_some() || (self.read_all()? && self.end().is_some()))
-    }
-
-    /// Puts the next line, without its end, in the place of what is in `line`; false where no whole one is there.
-    pub(super) fn take(&mut self, line: &mut Vec<u8>) -> bool {
-        let Some(end) = self.end() else { return false };
+    /// As [`LineSocket::hear`].
+    pub(super) fn hear_now(&mut self, line: &mut Vec<u8>) -> io::Result<bool> {
+        let end = match self.end() {
+            None if self.read_all()? => self.end(),
+            end => end,
+        };
+        let Some(end) = end else { return Ok(false) };
         line.clear();
         line.extend_from_slice(&self.heard[..end]);
         self.heard.drain(..=end);
-        true
+        Ok(true)
     }
 
     fn end(&self) -> Option<usize> {
@@ -98,7 +97,7 @@ impl Lines {
     }
 }
 
-impl AsFd for Lines {
+impl AsFd for LineSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -111,26 +110,26 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn pair() -> (Lines, Lines) {
+    fn pair() -> (LineSocket, LineSocket) {
         let (one, other) = UnixStream::pair().unwrap();
-        (Lines::on(one).unwrap(), Lines::on(other).unwrap())
+        (LineSocket::on(one).unwrap(), LineSocket::on(other).unwrap())
     }
 
     #[tokio::test]
     async fn lines_are_heard_one_by_one_however_they_come() {
         let (one, mut other) = pair();
         let mut line = b"what was there".to_vec();
-        assert!(!other.are_there().unwrap() && !other.take(&mut line));
+        assert!(!other.hear_now(&mut line).unwrap() && line == b"what was there");
         one.say(b"a\nbc").unwrap();
-        tokio::time::timeout(LONG, other.come()).await.unwrap().unwrap();
-        assert!(other.take(&mut line) && line == b"a" && !other.take(&mut line));
-        let given_up = tokio::time::timeout(Duration::from_millis(1), other.come()).await;
+        tokio::time::timeout(LONG, other.hear(&mut line)).await.unwrap().unwrap();
+        assert!(line == b"a" && !other.hear_now(&mut line).unwrap());
+        let given_up = tokio::time::timeout(Duration::from_millis(1), other.hear(&mut line)).await;
         assert!(given_up.is_err(), "the second has no end yet");
         one.say(b"d\n").unwrap();
         drop(one);
-        tokio::time::timeout(LONG, other.come()).await.unwrap().unwrap();
-        assert!(other.take(&mut line) && line == b"bcd");
-        assert_eq!(other.come().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        tokio::time::timeout(LONG, other.hear(&mut line)).await.unwrap().unwrap();
+        assert_eq!(line, b"bcd");
+        assert_eq!(other.hear(&mut line).await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 
     #[tokio::test]
@@ -140,9 +139,9 @@ mod tests {
         one.say(b"shut\n").unwrap();
         drop(one);
         let mut line = Vec::new();
-        other.come().await.unwrap();
-        assert!(other.take(&mut line) && line == b"shut");
-        assert_eq!(other.come().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        other.hear(&mut line).await.unwrap();
+        assert_eq!(line, b"shut");
+        assert_eq!(other.hear(&mut line).await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 
     #[tokio::test]
@@ -150,10 +149,10 @@ mod tests {
         let (one, mut other) = pair();
         let lines = LINE_BYTES_MAX / 2 + READ_BYTES;
         one.say("x\n".repeat(lines).as_bytes()).unwrap();
-        let mut line = Vec::new();
         for _ in 0..lines {
-            other.come().await.unwrap();
-            assert!(other.take(&mut line) && line == b"x");
+            let mut line = Vec::new();
+            other.hear(&mut line).await.unwrap();
+            assert_eq!(line, b"x");
         }
     }
 
@@ -161,7 +160,7 @@ mod tests {
     async fn a_line_without_an_end_is_not_heard_to_its_end() {
         let (one, mut other) = pair();
         one.say(&vec![b'x'; LINE_BYTES_MAX + 1]).unwrap();
-        assert_eq!(other.come().await.unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(other.hear(&mut Vec::new()).await.unwrap_err().kind(), ErrorKind::InvalidData);
     }
 
     #[tokio::test]
