@@ -1,5 +1,6 @@
-//! The clock of the ticks: one timer of the kernel's. The runtime's own timers wake a thread up to three times for one wait of 100 ms (a
-//! turn of their wheel, the end, and the thread's own call that there is a new one), which was half of what an idle detector cost (2d).
+//! A timer of the kernel's: the clock of the ticks, and of whatever else waits again and again. The runtime's own timers wake a thread up to
+//! three times for one wait of 100 ms (a turn of their wheel, the end, and the thread's own call that there is a new one), which was half of
+//! what an idle detector cost (2d).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -44,6 +45,25 @@ impl Ticker {
         }
         let heard: io::Result<()> = self.ready.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
         debug_assert!(heard.is_err(), "what ran out is over, until the timer is set anew");
+    }
+}
+
+/// What a task in the background waits by: a ticker, or where the kernel gives none the runtime's timers.
+#[derive(Debug)]
+pub struct Timer(Option<Ticker>);
+
+impl Timer {
+    /// Needs a runtime.
+    pub fn start() -> Self {
+        Self(Ticker::new().ok())
+    }
+
+    /// As [`Ticker::wait`].
+    pub async fn wait(&mut self, length: Duration) {
+        match &mut self.0 {
+            Some(ticker) => ticker.wait(length).await,
+            None => tokio::time::sleep(length).await,
+        }
     }
 }
 

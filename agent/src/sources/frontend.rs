@@ -16,8 +16,9 @@ use vitals::observation::{FrontendObs, Signal};
 
 use super::clock::monotonic_ms;
 use super::get::{Get, GetError, with_path};
-use super::haste::{Haste, Rounds, Timer};
+use super::haste::{Haste, Rounds};
 use super::scrape::KnownEngine;
+use crate::ticker::Timer;
 
 const PROBES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::ticker::Ticker;
+use crate::ticker::Timer;
 
 /// The time between two rounds of a source.
 #[derive(Debug, Clone, Copy)]
@@ -18,25 +18,6 @@ pub struct Rounds {
 impl Rounds {
     fn now(self, hurried: bool) -> Duration {
         if hurried { self.hurried } else { self.calm }
-    }
-}
-
-/// What a task waits by: a timer of the kernel's, or where it gives none the runtime's, which wakes the thread two or three times for one wait (2d).
-#[derive(Debug)]
-pub struct Timer(Option<Ticker>);
-
-impl Timer {
-    /// Needs a runtime.
-    pub fn start() -> Self {
-        Self(Ticker::new().ok())
-    }
-
-    /// Returns after this long, or sooner.
-    async fn wait(&mut self, length: Duration) {
-        match &mut self.0 {
-            Some(ticker) => ticker.wait(length).await,
-            None => tokio::time::sleep(length).await,
-        }
     }
 }
 

@@ -17,9 +17,10 @@ use vitals::observation::{MetricsObs, Signal};
 use super::aside::Asides;
 use super::clock::monotonic_ms;
 use super::get::{Get, with_path};
-use super::haste::{Haste, Rounds, Timer};
+use super::haste::{Haste, Rounds};
 use super::renew;
 use crate::text::lossy;
+use crate::ticker::Timer;
 
 /// Body of one scrape.
 pub const BODY_BYTES_MAX: usize = 4 << 20;

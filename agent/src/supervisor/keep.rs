@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::board::{Board, Posted};
 use super::registry::Registry;
-use crate::ticker::Ticker;
+use crate::ticker::Timer;
 use crate::watch::leave::Drain;
 
 /// A detector speaks every two or three seconds at least (`status`); one that is silent for so many looks in a row hangs.
@@ -157,13 +157,9 @@ async fn end_silent(child: &mut Child, spec: &Spec) -> std::io::Result<ExitStatu
 /// child's words wait in the pipe.
 async fn silence(words: &AtomicU64, looks_max: u32, every: Duration) {
     let (mut seen, mut silent) = (words.load(Ordering::Relaxed), 0);
-    let mut ticker = Ticker::new().ok();
+    let mut timer = Timer::start();
     while silent < looks_max {
-        match &mut ticker {
-            Some(ticker) => ticker.wait(every).await,
-            // the kernel gives no timer; the runtime's own wakes the thread three times for one wait
-            None => tokio::time::sleep(every).await,
-        }
+        timer.wait(every).await;
         let now = words.load(Ordering::Relaxed);
         silent = if now == seen { silent + 1 } else { 0 };
         seen = now;
