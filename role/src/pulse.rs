@@ -1,46 +1,37 @@
 //! Whether a program's executor runs (B9, D2): whoever stands outside of it asks it to beat, and sees for how long it has not. Nobody who is not
-//! asked wakes up for it. One atomic, the clock, two bells, and the answer to a probe.
+//! asked wakes up for it. One question, the clock, and the answer to a probe.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// What a beat is waited for before it counts as one that has yet to come; the executor may be in the middle of its work.
 const BEAT_WAIT: Duration = Duration::from_millis(200);
-/// Nobody waits for a beat.
-const ANSWERED: u64 = 0;
 
 /// The heart of an executor.
 #[derive(Debug)]
 pub struct Pulse {
-    started: Instant,
-    /// Since when a beat is waited for, in milliseconds after `started` and one more; or [`ANSWERED`].
-    asked: AtomicU64,
-    question: Notify,
-    answer: Notify,
+    /// Since when a beat is waited for, if one is.
+    asked: watch::Sender<Option<Instant>>,
     silence_max: Duration,
 }
 
 impl Pulse {
     /// A pulse that is missed where it was asked for and has not come for `silence_max`.
     pub fn new(silence_max: Duration) -> Self {
-        let (question, answer) = (Notify::new(), Notify::new());
-        Pulse { started: Instant::now(), asked: AtomicU64::new(ANSWERED), question, answer, silence_max }
+        Pulse { asked: watch::Sender::new(None), silence_max }
     }
 
     /// Beats when asked, until dropped; to be polled by what is looked after.
     pub async fn beat(&self) {
-        loop {
-            self.question.notified().await;
-            self.asked.store(ANSWERED, Ordering::Release);
-            self.answer.notify_waiters();
+        let mut questions = self.asked.subscribe();
+        // it ends with the sender, which is our own
+        while questions.wait_for(Option::is_some).await.map(drop).is_ok() {
+            self.asked.send_replace(None);
         }
     }
 
@@ -65,25 +56,17 @@ impl Pulse {
 
     /// For how long a beat has been waited for in vain; `None` where it came.
     async fn silence(&self) -> Option<Duration> {
-        let answer = self.answer.notified();
-        tokio::pin!(answer);
-        // before the question: an answer between the two is not missed
-        answer.as_mut().enable();
-        let now = self.now_ms() + 1;
-        // who asked first is waited for since then
-        _ = self.asked.compare_exchange(ANSWERED, now, Ordering::AcqRel, Ordering::Acquire);
-        self.question.notify_one();
-        if tokio::time::timeout(BEAT_WAIT.min(self.silence_max / 2), answer).await.is_ok() {
-            return None;
-        }
-        match self.asked.load(Ordering::Acquire) {
-            ANSWERED => None,
-            asked => Some(Duration::from_millis((self.now_ms() + 1).saturating_sub(asked))),
-        }
-    }
-
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
+        // whoever asked first is waited for since then
+        self.asked.send_if_modified(|asked| {
+            let asks = asked.is_none();
+            asked.get_or_insert_with(Instant::now);
+            asks
+        });
+        let mut answers = self.asked.subscribe();
+        let beat = answers.wait_for(Option::is_none);
+        _ = tokio::time::timeout(BEAT_WAIT.min(self.silence_max / 2), beat).await;
+        let asked = *self.asked.borrow();
+        asked.map(|at| at.elapsed())
     }
 }
 

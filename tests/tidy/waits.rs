@@ -98,7 +98,7 @@ const EXCEPTIONS: [Exception; 34] = [
     but("engine/src/cli.rs", "told", "a worker rank's end: the program's life is this wait"),
     but("role/src/crowd.rs", "answer", "the handler of a program's own pages, which waits for nobody"),
     but("role/src/onward.rs", "sleep", "the writer's thread, which nobody waits for"),
-    but("role/src/pulse.rs", "notified", "a heart between two questions, which nobody waits for longer than a moment"),
+    but("role/src/pulse.rs", "wait_for", "a heart between two questions, which nobody waits for longer than a moment"),
     but("role/src/stderr.rs", "sleep", "gives up after the time that it is given"),
 ];
 
