@@ -76,7 +76,7 @@ fn fenced() -> Story {
 
 /// The engines of the very first revision end again and again before they serve; there is nothing to go back to, and another spec is what helps.
 fn first_fails() -> Story {
-    let crashes = (1..40).flat_map(|tenth| [0, 1].map(|nth| (1_000 * tenth, Act::Crash { nth })));
+    let crashes = (1..40).flat_map(|second| [0, 1].map(|nth| (1_000 * second, Act::Crash { nth })));
     let told = (20_000, Act::Expect { condition: "Stalled", status: Some("True") });
     let mended = edit(41_000, json!({"engine": {"args": ["--mended"]}}));
     plain([vec![create(2)], crashes.collect(), vec![told, mended]].concat(), Vec::new())

@@ -120,6 +120,7 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
         .filter_map(|inc| inc.status.as_ref()?.granted_by.clone())
         .collect();
     by.sort();
+    ensure!(by.contains(&"operator".to_owned()), "the second was granted by {by:?}");
     times.note(&format!("recorded grants by {by:?}"));
     removed(world, "alone").await
 }

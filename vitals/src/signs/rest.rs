@@ -19,14 +19,6 @@ pub struct RestSign {
     finished_ms: Option<Ms>,
 }
 
-/// How many of the requests that the first scrape counts as ended are not known to be parts of what is in flight: those that the gate has seen
-/// off, where what is in flight can account for the rest; else all.
-fn ended_before_the_first(gate: Option<&GateObs>, now: f64) -> f64 {
-    let Some(gate) = gate else { return now };
-    let seen_off = gate.requests_done as f64;
-    if seen_off == 0.0 || now <= seen_off + f64::from(gate.in_flight) { seen_off.min(now) } else { now }
-}
-
 impl RestSign {
     /// Takes one tick in, whose scrape was true at `at_ms`. Until when it rested, where work has come to it since.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, at_ms: Ms, leaders: &Leaders) -> Option<Ms> {
@@ -69,6 +61,14 @@ impl RestSign {
         let ended = self.finished_ms.zip(gate.oldest_in_flight_ms).is_some_and(|(ended, oldest)| ended >= oldest);
         Some(held < 1.0 && ended)
     }
+}
+
+/// How many of the requests that the first scrape counts as ended are not known to be parts of what is in flight: those that the gate has seen
+/// off, where what is in flight can account for the rest; else all.
+fn ended_before_the_first(gate: Option<&GateObs>, now: f64) -> f64 {
+    let Some(gate) = gate else { return now };
+    let seen_off = gate.requests_done as f64;
+    if seen_off == 0.0 || now <= seen_off + f64::from(gate.in_flight) { seen_off.min(now) } else { now }
 }
 
 #[cfg(test)]
