@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use ::http::Uri;
 use clap::{Args, Subcommand};
+use nix::unistd::{Pid, getppid};
 
 use crate::footprint;
 use crate::forensics;
 use crate::forensics::shelf::{self, EvidenceArgs};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
-use crate::gate_role::{GateRole, GateRoleError};
+use crate::gate_role::{Door, GateRole, GateRoleError};
 use crate::launch::{EngineFile, LaunchConfig, run_dirs};
 use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
@@ -48,6 +49,9 @@ pub enum Role {
     /// Makes a session and becomes the engine (internal, `truebeat run`).
     #[command(hide = true)]
     Exec {
+        /// Whoever starts it. Where that is its parent no more, it becomes nothing.
+        #[arg(long)]
+        supervisor: i32,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
@@ -120,9 +124,9 @@ pub struct GateArgs {
     pub control: Option<PathBuf>,
     #[command(flatten)]
     pub clients: ClientArgs,
-    /// Standard input is the listening socket (internal, `supervise`).
+    /// Standard input is the listening socket of the supervisor with this pid, which is the parent (internal, `supervise`).
     #[arg(long, hide = true)]
-    pub inherited_listener: bool,
+    pub supervisor: Option<i32>,
 }
 
 impl GateArgs {
@@ -130,7 +134,8 @@ impl GateArgs {
         let ClientArgs { client_idle, in_flight_max, no_confine } = self.clients;
         let control = self.control.unwrap_or_else(|| socket_in(&self.agent_dir));
         let config = GateConfig { upstream: self.upstream, control, client_idle, in_flight_max };
-        GateRole { listen: (!self.inherited_listener).then_some(self.listen), config, confined: !no_confine }
+        let door = self.supervisor.map_or(Door::Own(self.listen), |pid| Door::Of { supervisor: Pid::from_raw(pid) });
+        GateRole { door, config, confined: !no_confine }
     }
 }
 
@@ -211,7 +216,7 @@ pub enum AgentError {
 pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
     args.role.process_name().into_iter().for_each(be_called);
     match &args.role {
-        Role::Exec { command } => Some(become_engine(command)),
+        Role::Exec { supervisor, command } => Some(become_engine(Pid::from_raw(*supervisor), command)),
         Role::NvmlProbe => Some(crate::sources::nvml_child_main()),
         Role::PyStacks { pid } => Some(crate::forensics::py_stacks_main(*pid)),
         Role::Evidence(args) => Some(shelf::show(args).unwrap_or_else(|error| failed(&error))),
@@ -326,7 +331,7 @@ pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCod
 }
 
 /// Makes a session of its own, so that the whole tree is known by it, and becomes the program.
-fn become_engine(command: &[OsString]) -> ExitCode {
+fn become_engine(supervisor: Pid, command: &[OsString]) -> ExitCode {
     use std::os::unix::process::CommandExt;
     let Some((program, args)) = command.split_first() else { return ExitCode::FAILURE };
     if let Err(error) = nix::unistd::setsid() {
@@ -334,6 +339,11 @@ fn become_engine(command: &[OsString]) -> ExitCode {
     }
     // Where the supervisor dies without a word, the engine is told to end as a terminal would tell it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
+    // It may have died before that could be asked for: then nobody would tell this engine anything.
+    if getppid() != supervisor {
+        complain("the supervisor is gone; no engine is started");
+        return ExitCode::FAILURE;
+    }
     let error = std::process::Command::new(program).args(args).exec();
     complain(&format!("could not start {}: {error}", program.to_string_lossy()));
     ExitCode::from(127)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, raise};
-use nix::unistd::getppid;
+use nix::unistd::{Pid, getppid};
 use tokio::net::TcpListener;
 
 use crate::gate::{self, GateConfig, GateError, confine};
@@ -17,11 +17,19 @@ use crate::sources::{EngineProcess, ExitWatch};
 /// A gate as a process.
 #[derive(Debug)]
 pub struct GateRole {
-    /// Where clients come; `None`: standard input is the listening socket, and the parent is the supervisor.
-    pub listen: Option<SocketAddr>,
+    pub door: Door,
     pub config: GateConfig,
     /// It takes from itself what it never needs.
     pub confined: bool,
+}
+
+/// Where clients come.
+#[derive(Debug, Clone, Copy)]
+pub enum Door {
+    /// A socket of the gate's own.
+    Own(SocketAddr),
+    /// The listening socket that is its standard input, of this supervisor, which is its parent.
+    Of { supervisor: Pid },
 }
 
 /// Why such a process ended.
@@ -31,7 +39,7 @@ pub enum GateRoleError {
         "the gate could not listen on {address}: {source}; is another program on that port? choose one with --listen"
     )]
     Listen { address: SocketAddr, source: std::io::Error },
-    #[error("the gate's standard input is no listening socket: {0}; --inherited-listener is for the supervisor alone")]
+    #[error("the gate's standard input is no listening socket: {0}; --supervisor is for the supervisor alone")]
     Inherit(std::io::Error),
     #[error("could not make the gate's own folder {path}: {source}; choose another directory with --agent-dir")]
     Folder { path: PathBuf, source: std::io::Error },
@@ -48,14 +56,14 @@ impl GateRole {
         if let Err(error) = role::take_all_descriptors() {
             tracing::warn!(%error, "the gate could not raise its limit of open files");
         }
-        let _deaf = self.listen.is_none().then(signals::left_to_the_supervisor);
-        let listener = match self.listen {
-            Some(address) => {
+        let _deaf = matches!(self.door, Door::Of { .. }).then(signals::left_to_the_supervisor);
+        let listener = match self.door {
+            Door::Own(address) => {
                 let bound = TcpListener::bind(address).await;
                 bound.map_err(|source| GateRoleError::Listen { address, source })?
             }
-            None => {
-                tokio::spawn(leave_with_parent());
+            Door::Of { supervisor } => {
+                tokio::spawn(leave_with(supervisor));
                 inherited_listener().map_err(GateRoleError::Inherit)?
             }
         };
@@ -81,11 +89,11 @@ fn inherited_listener() -> std::io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// A gate without a supervisor would hold the port against the next one.
-async fn leave_with_parent() {
-    let parent = getppid();
-    let watch = EngineProcess::of(parent.as_raw()).and_then(|process| ExitWatch::of(&process).ok());
-    while getppid() == parent {
+/// A gate without a supervisor would hold the port against the next one. The supervisor is told, not asked for: one that was killed before
+/// this process ran is its parent no more.
+async fn leave_with(supervisor: Pid) {
+    let watch = EngineProcess::of(supervisor.as_raw()).and_then(|process| ExitWatch::of(&process).ok());
+    while getppid() == supervisor {
         match &watch {
             Some(watch) => watch.ended().await,
             None => tokio::time::sleep(Duration::from_millis(250)).await,

@@ -338,7 +338,7 @@ fn a_killed_tree_takes_its_orphans_along() {
     // a session leader, a child, and a grandchild whose parent is gone
     let script = format!("sleep 600 & (sleep 601 & echo $! > {0}.part) ; mv {0}.part {0}; wait", pids.display());
     let mut root = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
-        .args(["agent", "exec", "--", "sh", "-c", &script])
+        .args(["agent", "exec", "--supervisor", &std::process::id().to_string(), "--", "sh", "-c", &script])
         .spawn()
         .unwrap();
     until("the orphan", || Path::new(&pids).exists());

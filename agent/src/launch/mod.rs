@@ -161,7 +161,7 @@ impl Launcher {
         let nonce = random_nonce()?;
         let mut command = Command::new(&self.config.exe);
         command
-            .args(["agent", "exec", "--"])
+            .args(["agent", "exec", "--supervisor", &std::process::id().to_string(), "--"])
             .args(&self.config.command)
             .env("TRUEBEAT_PAGE_DIR", &self.config.page_dir)
             .env("TRUEBEAT_NONCE", nonce.to_string())

@@ -267,7 +267,8 @@ fn detector(config: &SuperviseConfig) -> Spec {
 }
 
 fn gate(config: &SuperviseConfig, listener: TcpListener) -> Spec {
-    let args = ["agent", "gate", "--inherited-listener", "--agent-dir"].map(OsString::from).into_iter();
+    let supervisor = std::process::id().to_string();
+    let args = ["agent", "gate", "--supervisor", &supervisor, "--agent-dir"].map(OsString::from).into_iter();
     let args = args.chain([config.agent_dir.clone().into()]).chain(config.gate_args.iter().cloned());
     spec(config, "gate", args.collect(), Input::Listener(listener))
 }
