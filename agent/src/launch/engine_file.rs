@@ -16,6 +16,9 @@ pub struct EngineFile {
     pub boot_id: String,
     /// What the process was given as `TRUEBEAT_NONCE`.
     pub nonce: u64,
+    /// The pipes that take what it says, by inode: whose standard output or error is one of them came of it.
+    #[serde(default)]
+    pub output: Vec<u64>,
     /// How often an engine was started, this one included.
     pub starts: u64,
     pub command: Vec<String>,
@@ -88,6 +91,7 @@ mod tests {
             start_ticks: 300,
             boot_id: boot_id.to_owned(),
             nonce: 1,
+            output: Vec::new(),
             starts: 1,
             command: Vec::new(),
             last_exit: None,

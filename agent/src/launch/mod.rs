@@ -11,6 +11,7 @@ mod running;
 mod tee;
 
 use std::ffi::OsString;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use rustix::fs::fstat;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
@@ -176,7 +178,9 @@ impl Launcher {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(process.clone());
         let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let (start_ticks, boot_id) = (process.start_ticks, crate::files::boot_id());
-        let file = EngineFile { pid, start_ticks, boot_id, nonce, starts, command: words, last_exit };
+        let output = [child.stdout.as_ref().map(AsFd::as_fd), child.stderr.as_ref().map(AsFd::as_fd)];
+        let output = output.into_iter().flatten().filter_map(|pipe| Some(fstat(pipe).ok()?.st_ino)).collect();
+        let file = EngineFile { pid, start_ticks, boot_id, nonce, output, starts, command: words, last_exit };
         let written = match self.keep_output(&mut child) {
             Ok(()) => self.tell(&file).await,
             Err(error) => Err(error),

@@ -4,11 +4,12 @@
 //! Reads `/proc` and folders of earlier runs, and kills what is shown to be an engine's.
 
 use std::collections::HashSet;
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::disk::Disk;
 use super::{EngineFile, LOOK_EVERY, Launcher, UNKILLABLE_LOOK, or_left, run_dirs};
@@ -20,6 +21,8 @@ use crate::supervisor::registry::Registry;
 
 /// Failed looks for what is left, each of a second; then an engine is started all the same, for one that hangs need not be of an engine.
 const LOOKS_MAX: u32 = 3;
+/// For so long one that ends may give back what it has pinned, and its GPU (as the detector waits, `watch/killed.rs`).
+const GIVING_BACK: Duration = Duration::from_secs(20);
 
 impl Launcher {
     /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
@@ -59,13 +62,14 @@ impl Launcher {
             say(root.pid);
         }
         // who is whose child is known before anybody is killed
-        let mut left = look(file).await.unwrap_or_default();
+        let disk = Disk::default();
+        let mut left = look(&disk, file).await.unwrap_or_default().ours;
         if let Some(root) = &root {
             self.clear_remains(root, registry).await;
         } else if let Some(first) = left.first() {
             say(first.pid);
         }
-        clear_left(&mut left, || look(file), |line| self.say(line)).await;
+        clear_left(&mut left, || look(&disk, file), |line| self.say(line)).await;
         self.clear_orphans(registry).await;
     }
 
@@ -107,15 +111,17 @@ impl Launcher {
 /// it lets go of its GPU: who was found once is waited for.
 async fn clear_left<F>(left: &mut Vec<EngineProcess>, look: impl Fn() -> F, say: impl Fn(&str))
 where
-    F: Future<Output = std::io::Result<Vec<EngineProcess>>>,
+    F: Future<Output = std::io::Result<Remains>>,
 {
-    let (mut told, mut failed) = (Instant::now(), 0);
+    let (begun, mut failed) = (Instant::now(), 0);
     loop {
         left.retain(EngineProcess::lives);
+        let mut ending = false;
         match look().await {
             Ok(found) => {
                 failed = 0;
-                left.extend(found);
+                ending = !found.ending.is_empty() && begun.elapsed() < GIVING_BACK;
+                left.extend(found.ours);
             }
             Err(error) => {
                 failed += 1;
@@ -124,50 +130,66 @@ where
         }
         left.sort_by_key(|process| process.pid);
         left.dedup();
-        if left.is_empty() && (failed == 0 || failed >= LOOKS_MAX) {
+        if left.is_empty() && !ending && (failed == 0 || failed >= LOOKS_MAX) {
             return;
         }
         send_to(left, Signal::SIGKILL);
-        if told.elapsed() >= UNKILLABLE_LOOK {
-            told = Instant::now();
+        // as in [`Launcher::clear_remains`]: whoever outlives that does so for long
+        let outlives = !left.is_empty() && begun.elapsed() >= UNKILLABLE_LOOK;
+        if outlives {
             let pids: Vec<i32> = left.iter().map(|process| process.pid).collect();
             say(&format!("processes of an engine before outlive SIGKILL: {pids:?}; nothing is started beside them"));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(if outlives { UNKILLABLE_LOOK } else { LOOK_EVERY }).await;
     }
 }
 
 /// What came of that start of an engine and lives on. An environment may wait for its process's memory, and the launcher's disk shall not wait
 /// with it.
-async fn look(file: &EngineFile) -> std::io::Result<Vec<EngineProcess>> {
+async fn look(disk: &Disk, file: &EngineFile) -> std::io::Result<Remains> {
     let file = file.clone();
-    Disk::default().within(move || Ok(started_with(&ProcRoot::live(), &file))).await
+    disk.within(move || Ok(started_with(&ProcRoot::live(), &file))).await
 }
 
-/// Live processes whose environment has the number that one start of an engine was given, with what descends from them and, where one of them
-/// is still in it, all of that engine's session (workers write their titles over their environment). None that began before it, and neither
-/// this process nor its own family.
-fn started_with(proc: &ProcRoot, file: &EngineFile) -> Vec<EngineProcess> {
+/// What a look finds.
+#[derive(Debug, Default)]
+struct Remains {
+    /// They came of it.
+    ours: Vec<EngineProcess>,
+    /// On their way out, in a session of its number: environment and pipes are gone, and a GPU may be held for seconds yet. They are waited for and
+    /// not killed: the session may be a stranger's by now.
+    ending: Vec<EngineProcess>,
+}
+
+/// Live processes whose environment has the number that one start of an engine was given, or that write into a pipe that it was given (workers
+/// write their titles over their environment), with what descends from them and, where one of them is still in it, all of that engine's session.
+/// None that began before it, and neither this process nor its own family.
+fn started_with(proc: &ProcRoot, file: &EngineFile) -> Remains {
     let me = i32::try_from(std::process::id()).unwrap_or(-1);
     let word = format!("TRUEBEAT_NONCE={}", file.nonce);
     let has = |pid: i32| {
         let environ = std::fs::read(proc.path(pid, "environ")).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|variable| variable == word.as_bytes())
     };
+    let pipes: Vec<PathBuf> = file.output.iter().map(|inode| format!("pipe:[{inode}]").into()).collect();
+    let says = |pid: i32, fd: &str| std::fs::read_link(proc.path(pid, fd)).is_ok_and(|file| pipes.contains(&file));
+    let came_of_it = |pid: &i32| has(*pid) || says(*pid, "fd/1") || says(*pid, "fd/2");
     let mut candidates: Vec<Stat> = proc.all().into_iter().filter(|stat| !stat.ended()).collect();
     let mut spared = ancestors(&candidates, me);
     let mut ours = HashSet::from([me]);
     add_descendants(&candidates, &mut ours);
     spared.extend(ours);
     candidates.retain(|stat| stat.start_ticks >= file.start_ticks && !spared.contains(&stat.pid));
-    let mut found: HashSet<i32> = candidates.iter().map(|stat| stat.pid).filter(|pid| has(*pid)).collect();
+    let mut found: HashSet<i32> = candidates.iter().map(|stat| stat.pid).filter(came_of_it).collect();
+    let session = || candidates.iter().filter(|stat| stat.session == file.pid);
     // an id is not given away while anybody is left in the session
-    if candidates.iter().any(|stat| stat.session == file.pid && found.contains(&stat.pid)) {
-        found.extend(candidates.iter().filter(|stat| stat.session == file.pid).map(|stat| stat.pid));
+    if session().any(|stat| found.contains(&stat.pid)) {
+        found.extend(session().map(|stat| stat.pid));
     }
     add_descendants(&candidates, &mut found);
-    let found = candidates.into_iter().filter(|stat| found.contains(&stat.pid));
-    found.map(|stat| EngineProcess::from(&stat)).collect()
+    let ending = session().filter(|stat| stat.exits && !found.contains(&stat.pid)).map(EngineProcess::from).collect();
+    let ours = candidates.iter().filter(|stat| found.contains(&stat.pid)).map(EngineProcess::from).collect();
+    Remains { ours, ending }
 }
 
 #[cfg(test)]
@@ -176,7 +198,7 @@ mod tests {
 
     fn file(pid: i32, start_ticks: u64, nonce: u64) -> EngineFile {
         let (boot_id, command) = (String::new(), Vec::new());
-        EngineFile { pid, start_ticks, boot_id, nonce, starts: 1, command, last_exit: None }
+        EngineFile { pid, start_ticks, boot_id, nonce, output: vec![77], starts: 1, command, last_exit: None }
     }
 
     /// A `/proc` of this process (`me`, below 4) and what stands in rows of pid, parent, session and environment.
@@ -209,15 +231,59 @@ mod tests {
             (24, 1, 24, ours),                  // who left the session
             (30, 1, 30, "TRUEBEAT_NONCE=421\0"),
             (31, 1, 31, "NOT_TRUEBEAT_NONCE=42\0"),
+            (32, 1, 32, "\0"), // it says what it says to somebody else
         ]);
-        let found = |start_ticks| {
-            let mut pids: Vec<i32> = started_with(&proc, &file(10, start_ticks, 42)).iter().map(|p| p.pid).collect();
-            pids.sort_unstable();
-            pids
-        };
+        says_into(&proc, 32, "pipe:[78]");
+        let found = |start_ticks| pids(&started_with(&proc, &file(10, start_ticks, 42)).ours);
         assert_eq!(found(0), [20, 21, 22, 23, 24]);
         assert_eq!(found(100 + 24), [24], "those began before it");
-        assert!(started_with(&proc, &file(10, 0, 43)).is_empty(), "a session alone may be another's by now");
+        assert!(started_with(&proc, &file(10, 0, 43)).ours.is_empty(), "a session alone may be another's by now");
+    }
+
+    #[test]
+    fn whoever_has_lost_its_environment_is_known_by_where_it_speaks_and_waited_for_while_it_ends() {
+        let (_dir, proc) = world(&[
+            (20, 1, 20, "\0\0"), // a worker with a title, in a session of its own
+            (21, 20, 21, "\0"),
+            (30, 1, 10, ""), // on its way out, of the engine's session
+            (31, 30, 31, ""),
+            (40, 1, 40, ""), // of another
+            (41, 1, 10, "HOME=/\0"),
+        ]);
+        says_into(&proc, 20, "pipe:[77]");
+        for pid in [30, 40] {
+            let stat = std::fs::read_to_string(proc.path(pid, "stat")).unwrap();
+            std::fs::write(proc.path(pid, "stat"), stat.replacen("-1 0 ", "-1 4194308 ", 1)).unwrap();
+        }
+        let found = started_with(&proc, &file(10, 0, 42));
+        assert_eq!((pids(&found.ours), pids(&found.ending)), (vec![20, 21], vec![30]), "nobody is killed for a number");
+    }
+
+    /// One that ends is waited for, and not for ever.
+    #[tokio::test(start_paused = true)]
+    async fn what_gives_back_its_gpu_is_waited_for() {
+        for (looks, waits) in [(3, Duration::ZERO), (u32::MAX, GIVING_BACK)] {
+            let (made, began) = (std::cell::Cell::new(0), Instant::now());
+            let look = || {
+                made.set(made.get() + 1);
+                let ending = (made.get() <= looks).then_some(EngineProcess { pid: 7, start_ticks: 1 });
+                std::future::ready(Ok(Remains { ours: Vec::new(), ending: ending.into_iter().collect() }))
+            };
+            clear_left(&mut Vec::new(), look, |_| ()).await;
+            let waited = began.elapsed();
+            assert!(made.get() > looks.min(3) && waited >= waits && waited < waits + UNKILLABLE_LOOK, "{waited:?}");
+        }
+    }
+
+    fn pids(found: &[EngineProcess]) -> Vec<i32> {
+        let mut pids: Vec<i32> = found.iter().map(|process| process.pid).collect();
+        pids.sort_unstable();
+        pids
+    }
+
+    fn says_into(proc: &ProcRoot, pid: i32, pipe: &str) {
+        std::fs::create_dir(proc.path(pid, "fd")).unwrap();
+        std::os::unix::fs::symlink(pipe, proc.path(pid, "fd/2")).unwrap();
     }
 
     /// A look that failed once is made again; one that never comes back holds nobody for ever.
@@ -228,7 +294,8 @@ mod tests {
             let look = || {
                 made.set(made.get() + 1);
                 let fails = made.get() <= failures;
-                std::future::ready(if fails { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(Vec::new()) })
+                let found = if fails { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(Remains::default()) };
+                std::future::ready(found)
             };
             let mut left = Vec::new();
             let cleared = clear_left(&mut left, look, |_| ());

@@ -75,6 +75,7 @@ mod tests {
             start_ticks,
             boot_id: String::new(),
             nonce: 1,
+            output: Vec::new(),
             starts: 1,
             command: Vec::new(),
             last_exit: None,

@@ -25,6 +25,8 @@ pub struct Stat {
     /// The kernel's name of the process: at most 15 characters of the file that was executed.
     pub comm: String,
     pub state: char,
+    /// It is on its way out: it runs nothing any more, and gives back what it has.
+    pub exits: bool,
     pub ppid: i32,
     pub session: i32,
     /// User and system time of the process itself.
@@ -60,6 +62,9 @@ impl SchedStat {
     }
 }
 
+/// Of the kernel's flags of a process (`include/linux/sched.h`; proc(5), field 9).
+const PF_EXITING: u64 = 0x4;
+
 impl Stat {
     /// Parses one line; `None` for anything that is not one.
     pub fn parse(text: &str) -> Option<Self> {
@@ -75,6 +80,7 @@ impl Stat {
             pid: pid.trim().parse().ok()?,
             comm: comm.to_owned(),
             state: fields.first()?.chars().next()?,
+            exits: number(9)? & PF_EXITING != 0,
             ppid: signed(4)?,
             session: signed(6)?,
             own_ticks: number(14)?.saturating_add(number(15)?),

@@ -324,6 +324,7 @@ mod tests {
                 start_ticks,
                 boot_id: String::new(),
                 nonce,
+                output: Vec::new(),
                 starts: 1,
                 command: Vec::new(),
                 last_exit: None,

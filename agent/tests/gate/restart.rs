@@ -65,6 +65,7 @@ impl Scene {
             start_ticks,
             boot_id: String::new(),
             nonce: 7,
+            output: Vec::new(),
             starts: 1,
             command: Vec::new(),
             last_exit: None,
