@@ -63,6 +63,8 @@ impl GateRole {
                 bound.map_err(|source| GateRoleError::Listen { address, source })?
             }
             Door::Of { supervisor } => {
+                // a gate that is stopped looks for nobody (the supervisor's children are its first thread's, whose end this is about)
+                let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
                 tokio::spawn(leave_with(supervisor));
                 inherited_listener().map_err(GateRoleError::Inherit)?
             }

@@ -18,6 +18,8 @@ mod lies;
 mod no_threads;
 #[path = "common/not_run.rs"]
 mod not_run;
+#[path = "processes/orphans.rs"]
+mod orphans;
 #[path = "processes/part.rs"]
 mod part;
 #[path = "processes/pod.rs"]

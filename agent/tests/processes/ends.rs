@@ -1,11 +1,8 @@
 //! How `truebeat run` ends: by which signals, and with all that came of the engine.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use agent::kill::send;
@@ -300,12 +297,19 @@ fn take_over(run: &mut Run, agent_dir: &Path) {
     run.supervisor = next.arg(agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
 }
 
-/// Its parent's death tells the root alone, here a shell, which ends; what it had started goes on.
+/// Its parent's death tells the root alone, here a shell, which ends; what it had started goes on: in a session of its own, or with its
+/// environment gone, as a worker that has written its title over it.
 #[test]
 fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
+    for (nth, how) in ["setsid", "env -i"].into_iter().enumerate() {
+        left_is_ended(nth, how);
+    }
+}
+
+fn left_is_ended(nth: usize, how: &str) {
     // (no other's)
-    let seconds = format!("600.{}", std::process::id());
-    let words = ["sh", "-c", &format!("setsid sleep {seconds} & wait")].map(Into::into).to_vec();
+    let seconds = format!("60{nth}.{}", std::process::id());
+    let words = ["sh", "-c", &format!("{how} sleep {seconds} & wait")].map(Into::into).to_vec();
     let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| words);
     let agent_dir = run.dir.path().join("agent");
     let left = || -> Vec<EngineProcess> {
@@ -332,33 +336,6 @@ fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
 }
 
 /// Killed, a supervisor cannot end its engine; whoever takes over its directory does.
-/// What was started by a supervisor that is killed before it runs: its parent is another by then.
-#[test]
-fn whoever_comes_after_its_supervisor_leaves() {
-    let another = i32::try_from(std::process::id()).unwrap() + 1;
-    let dir = tempfile::tempdir().unwrap();
-    let ends = |words: &[&str], stdin: Stdio| {
-        let mut command = Command::new(AGENT);
-        command.arg("agent").args(words).stdin(stdin);
-        let mut child = command.spawn().unwrap();
-        let mut status = None;
-        until("its end", || {
-            status = child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
-    };
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = door.local_addr().unwrap();
-    let of = ["--supervisor", &another.to_string(), "--agent-dir", dir.path().to_str().unwrap()];
-    let gate = ends(&[&["gate"], &of[..]].concat(), OwnedFd::from(door).into());
-    assert_eq!(gate.signal(), Some(Signal::SIGKILL as i32), "{gate}");
-    assert!(TcpListener::bind(address).is_ok(), "the next may listen there");
-    let mark = dir.path().join("engine");
-    let engine = ends(&["exec", of[0], of[1], "--", "touch", mark.to_str().unwrap()], Stdio::null());
-    assert!(engine.code() == Some(1) && !mark.exists(), "{engine}");
-}
-
 #[test]
 fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
     // (its parent's death asks it to end, and it does not)
