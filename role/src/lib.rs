@@ -147,17 +147,28 @@ fn is_unread(payload: &(dyn Any + Send)) -> bool {
     said.is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe"))
 }
 
-/// The error and what lies beneath it. Some errors quote their cause already; it is not told twice.
+/// The error and what lies beneath it. Some errors quote their cause already; it is not told twice. What is quoted may be anybody's words, and
+/// moves no cursor.
 fn one_line(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     for cause in causes.map(ToString::to_string) {
-        if !line.ends_with(&cause) {
+        if !quotes(&line, &cause) {
             line.push_str(": ");
             line.push_str(&cause);
         }
     }
-    line
+    // (the end of a log comes on lines of its own)
+    line.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { ' ' } else { c }).collect()
+}
+
+/// Does it say so at its end, or after a colon and before the next part of the sentence?
+fn quotes(line: &str, cause: &str) -> bool {
+    let part = |(at, _): (usize, &str)| {
+        let (before, after) = (&line[..at], &line[at + cause.len()..]);
+        before.ends_with(": ") && after.starts_with([';', ',', '.', ')'])
+    };
+    line.ends_with(cause) || line.match_indices(cause).any(part)
 }
 
 #[cfg(test)]
@@ -191,5 +202,14 @@ mod tests {
             one_line(&Told("no engine", Some(Box::new(quotes)))),
             "no engine: could not listen: port 80 is taken"
         );
+        let advises = Told("could not listen: port 80 is taken; choose another", Some(port()));
+        assert_eq!(one_line(&advises), "could not listen: port 80 is taken; choose another");
+        let by_chance = Told("could not read /run/timeout.d", Some(Box::new(Told("timeout", None))));
+        assert_eq!(one_line(&by_chance), "could not read /run/timeout.d: timeout");
+    }
+
+    #[test]
+    fn words_of_others_stay_words() {
+        assert_eq!(one_line(&Told("the pod says", Some(Box::new(Told("\u{1b}[2Jok", None))))), "the pod says:  [2Jok");
     }
 }

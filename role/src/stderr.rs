@@ -11,7 +11,7 @@ use crate::onward::Onward;
 
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-static OUT: OnceLock<Option<Mutex<Onward>>> = OnceLock::new();
+static OUT: OnceLock<Mutex<Onward>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Words of one process; for `tracing_subscriber`'s `with_writer`.
@@ -31,9 +31,9 @@ impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if OUT.get().is_none() {
             // made before it is put there, so that nobody waits for a thread to start: of two that say the first word at once one is dropped, and
-            // its thread, which has been given nothing, ends
-            let made = Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new);
-            drop(OUT.set(made));
+            // its thread, which has been given nothing, ends. Where no thread is to be had the next word tries again
+            let made = Onward::start_own("the log", Box::new(io::stderr()), self.ask);
+            drop(made.map(|made| OUT.set(Mutex::new(made))));
         }
         if !queue().is_some_and(|mut queue| queue.send(line)) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -76,5 +76,5 @@ pub fn settle(at_most: Duration) {
 /// Where words wait for whoever reads, once there were any and a thread for them.
 #[expect(clippy::disallowed_methods, reason = "held for as long as the lock within, of a copy in memory (E1)")]
 fn queue() -> Option<MutexGuard<'static, Onward>> {
-    Some(OUT.get()?.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    Some(OUT.get()?.lock().unwrap_or_else(PoisonError::into_inner))
 }
