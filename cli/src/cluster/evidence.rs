@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use crds::LABEL_DEPLOYMENT;
 use crds::agent::AGENT_PROGRAM;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
@@ -62,46 +62,62 @@ pub async fn wanted(client: &Client, namespace: &str, name: &str) -> anyhow::Res
     })
 }
 
-/// The bundles of what is wanted, newest first, each with the pod whose agent has it.
+/// What lies there, as far as it could be told.
+#[derive(Debug)]
+pub struct Found {
+    /// The bundles of what is wanted, newest first, each with the pod whose agent has it.
+    pub bundles: Vec<(String, Shelved)>,
+    /// Where others may lie: who was not asked, or did not answer, and why.
+    pub unheard: Vec<String>,
+}
+
+/// Asks all who may have some.
 ///
 /// # Errors
-/// No agent runs that could be asked, or none answers.
-pub async fn list(client: &Client, namespace: &str, wanted: &Wanted) -> anyhow::Result<Vec<(String, Shelved)>> {
+/// No agent runs that could be asked, or there is nothing of those that answer while others do not.
+pub async fn list(client: &Client, namespace: &str, wanted: &Wanted) -> anyhow::Result<Found> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let all = timeout(DEADLINE, pods.list(&super::members(&wanted.deployment)))
         .await
         .context("the API server lists no pods in time")?;
     let all = all.context("could not list the deployment's pods (may you read pods?)")?;
-    let asked = shelves(namespace, &all.items, wanted)?;
+    let (asked, mut unheard) = shelves(namespace, &all.items, wanted)?;
     let answers = asked.iter().map(|shelf| ask(&pods, shelf, wanted));
     let answers: Vec<_> = futures::stream::iter(answers).buffered(ASKED_AT_ONCE).collect().await;
-    let mut errors = Vec::new();
     let mut found = Vec::new();
     for answer in answers {
         match answer {
             Ok((pod, shelved)) => found.extend(shelved.into_iter().map(|bundle| (pod.clone(), bundle))),
-            Err(error) => errors.push(format!("{error:#}")),
+            Err(error) => unheard.push(format!("{error:#}")),
         }
     }
-    ensure!(!found.is_empty() || errors.is_empty(), "{}", errors.join("; "));
-    errors.iter().for_each(|error| eprintln!("truebeat: {error}"));
-    Ok(of_interest(found, wanted))
+    let bundles = of_interest(found, wanted);
+    ensure!(!bundles.is_empty() || unheard.is_empty(), "{}", unheard.join("; "));
+    Ok(Found { bundles, unheard })
 }
 
-/// Brings one bundle here, the newest where several are meant, and says where it is and how long.
+/// Brings one bundle here, the newest where several are meant, and says where it is and what.
 ///
 /// # Errors
-/// There is none, its agent does not answer, what comes is not what was told, or it cannot be written here.
+/// There is none, a newer one may lie where nobody answers, its agent does not answer, what comes is not what was told, or it cannot be written here.
 pub async fn fetch(
     client: &Client,
     namespace: &str,
     wanted: &Wanted,
     to: Option<&Path>,
-) -> anyhow::Result<(PathBuf, u64)> {
-    let found = list(client, namespace, wanted).await?;
-    let (carrier, Shelved { episode, pod, bytes: told, .. }) = found.first().context(
+) -> anyhow::Result<(PathBuf, Shelved)> {
+    let Found { bundles, unheard } = list(client, namespace, wanted).await?;
+    ensure!(
+        wanted.episode.is_some() || unheard.is_empty(),
+        "which bundle of {} is the newest cannot be told ({}); name a pod that answers, or an incident, or one of `truebeat kubectl bundles {}` by --episode",
+        wanted.deployment,
+        unheard.join("; "),
+        wanted.deployment
+    );
+    let (carrier, found) = bundles.into_iter().next().context(
         "no bundle of it lies there: none was written (of a suspicion and of a fence by hand none is; else its agent's log says why: `kubectl logs POD -c agent`), or twenty newer ones have taken its place",
     )?;
+    let Shelved { episode, pod, bytes: told, .. } = &found;
     let file = to.map_or_else(|| bundle::path_of(Path::new(""), episode), Path::to_owned);
     ensure!(!file.is_dir(), "{} is a folder; --to names the file to write", file.display());
     let of = |file: &Path| bundle::manifest_of(file).map(|manifest| manifest.episode);
@@ -112,7 +128,7 @@ pub async fn fetch(
     );
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let words = [AGENT_PROGRAM, "agent", "evidence", "send", "--of", pod.as_str(), "--", episode.as_str()];
-    let bytes = exec::output(&pods, carrier, &words, FILE_BYTES_MAX, SEND_DEADLINE).await?;
+    let bytes = exec::output(&pods, &carrier, &words, FILE_BYTES_MAX, SEND_DEADLINE).await?;
     ensure!(bytes.len() as u64 == *told, "{} of {told} bytes came; try again", bytes.len());
     let partial = file.with_added_extension("partial");
     let placed = write_private(&partial, &bytes)
@@ -127,7 +143,7 @@ pub async fn fetch(
     if placed.is_err() {
         let _ = std::fs::remove_file(&partial);
     }
-    placed.map(|()| (file, *told))
+    placed.map(|()| (file, found))
 }
 
 /// Evidence is for whoever fetched it alone, and goes through no link that somebody laid there.
@@ -185,8 +201,8 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Vec<Shelved>> {
     parsed.collect()
 }
 
-/// Pure: where to look. A claim is one place, whoever tells of it; without one, each pod is a place of its own.
-fn shelves(namespace: &str, pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec<Shelf>> {
+/// Pure: where to look, and where nobody can tell. A claim is one place, whoever tells of it; without one, each pod is a place of its own.
+fn shelves(namespace: &str, pods: &[Pod], wanted: &Wanted) -> anyhow::Result<(Vec<Shelf>, Vec<String>)> {
     let mut running: Vec<&Pod> = pods.iter().filter(|pod| agent_runs(pod)).collect();
     // the pod that wrote it first, if it lives
     running.sort_by_key(|pod| Some(pod.name_any()) != wanted.pod);
@@ -198,13 +214,16 @@ fn shelves(namespace: &str, pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec
     let alone = |pod: &&Pod| Shelf { agents: vec![pod.name_any()], is_claim: false };
     let Some(name) = &wanted.pod else {
         ensure!(!running.is_empty(), "no agent of {} runs that could be asked", wanted.deployment);
+        let elsewhere = |pod: &&Pod| claim_of(pod).map_or_else(|| has_ended(pod), |claim| claims.contains(claim));
+        let silent = pods.iter().filter(|pod| agent_ran(pod) && !elsewhere(pod));
+        let silent = silent.map(|pod| format!("the agent of pod {} does not run now", pod.name_any())).collect();
         let own = running.iter().filter(|pod| claim_of(pod).is_none()).map(alone);
-        return Ok(own.chain(claims.into_iter().map(holders)).collect());
+        return Ok((own.chain(claims.into_iter().map(holders)).collect(), silent));
     };
-    match pods.iter().find(|pod| pod.name_any() == *name) {
+    let places = match pods.iter().find(|pod| pod.name_any() == *name) {
         Some(pod) => match claim_of(pod) {
-            Some(claim) if claims.contains(claim) => Ok(vec![holders(claim)]),
-            None if agent_runs(pod) => Ok(vec![alone(&pod)]),
+            Some(claim) if claims.contains(claim) => vec![holders(claim)],
+            None if agent_runs(pod) => vec![alone(&pod)],
             _ => bail!(
                 "the agent of pod {name} does not run now; its evidence lies in the pod or on its claim: do not delete the pod, and see `kubectl describe pod {name} -n {namespace}`"
             ),
@@ -212,14 +231,31 @@ fn shelves(namespace: &str, pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec
         None if claims.is_empty() => bail!(
             "pod {name} is gone, and its evidence with it; `truebeat kubectl why {name} -n {namespace}` has what the incident tells. With spec.agent.evidence.claimName bundles outlive their pods"
         ),
-        None => Ok(claims.into_iter().map(holders).collect()),
-    }
+        None => claims.into_iter().map(holders).collect(),
+    };
+    Ok((places, Vec::new()))
 }
 
 fn agent_runs(pod: &Pod) -> bool {
-    let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
-    let agent = statuses.into_iter().flatten().find(|status| status.name == "agent");
-    agent.and_then(|status| status.state.as_ref()).is_some_and(|state| state.running.is_some())
+    agent(pod).and_then(|status| status.state.as_ref()).is_some_and(|state| state.running.is_some())
+}
+
+/// Does it not run, and has it ever? One that has yet to begin has written nothing.
+fn agent_ran(pod: &Pod) -> bool {
+    let ended = |state: &Option<ContainerState>| state.as_ref().is_some_and(|state| state.terminated.is_some());
+    let ran = |status: &ContainerStatus| status.restart_count > 0 || ended(&status.state) || ended(&status.last_state);
+    !agent_runs(pod) && agent(pod).is_some_and(ran)
+}
+
+/// It was evicted, or its node went down: an object that stays until a person deletes it. What lay in the pod went with its processes.
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn agent(pod: &Pod) -> Option<&ContainerStatus> {
+    let statuses = pod.status.as_ref()?.init_container_statuses.as_ref()?;
+    statuses.iter().find(|status| status.name == "agent")
 }
 
 fn claim_of(pod: &Pod) -> Option<&str> {

@@ -4,7 +4,7 @@ use super::*;
 use serde_json::json;
 
 fn pod(name: &str, agent_runs: bool, claim: bool) -> Pod {
-    let state = if agent_runs { json!({"running": {}}) } else { json!({"waiting": {}}) };
+    let state = if agent_runs { json!({"running": {}}) } else { json!({"terminated": {"exitCode": 137}}) };
     let volume =
         if claim { json!({"persistentVolumeClaim": {"claimName": "evidence"}}) } else { json!({"emptyDir": {}}) };
     let mut bundles = json!({"name": "bundles"});
@@ -20,6 +20,10 @@ fn pod(name: &str, agent_runs: bool, claim: bool) -> Pod {
 
 fn of(pod: Option<&str>) -> Wanted {
     Wanted { deployment: "chat".to_owned(), pod: pod.map(str::to_owned), episode: None }
+}
+
+fn places(namespace: &str, pods: &[Pod], wanted: &Wanted) -> Vec<Shelf> {
+    shelves(namespace, pods, wanted).unwrap().0
 }
 
 fn shelved(pod: &str, episode: &str, written_s: u64) -> Shelved {
@@ -38,8 +42,8 @@ fn kept(agents: &[&str]) -> Shelf {
 #[test]
 fn without_a_claim_each_pod_tells_of_itself() {
     let pods = [pod("chat-1", true, false), pod("chat-2", false, false), pod("chat-3", true, false)];
-    assert_eq!(shelves("serving", &pods, &of(Some("chat-3"))).unwrap(), [alone("chat-3")]);
-    assert_eq!(shelves("serving", &pods, &of(None)).unwrap(), [alone("chat-1"), alone("chat-3")]);
+    assert_eq!(places("serving", &pods, &of(Some("chat-3"))), [alone("chat-3")]);
+    assert_eq!(places("serving", &pods, &of(None)), [alone("chat-1"), alone("chat-3")]);
     let gone = shelves("serving", &pods, &of(Some("chat-0"))).unwrap_err().to_string();
     assert!(gone.contains("chat-0 is gone") && gone.contains("claimName"), "{gone}");
     let away = shelves("serving", &pods, &of(Some("chat-2"))).unwrap_err().to_string();
@@ -48,15 +52,36 @@ fn without_a_claim_each_pod_tells_of_itself() {
     assert!(nobody.contains("no agent of chat runs"), "{nobody}");
 }
 
+/// What a sick replica has seen last is in the very pod that cannot be asked.
+#[test]
+fn who_cannot_be_asked_is_named() {
+    let unheard = |pods: &[Pod]| shelves("serving", pods, &of(None)).unwrap().1;
+    let away = ["the agent of pod chat-2 does not run now".to_owned()];
+    assert_eq!(unheard(&[pod("chat-1", true, false), pod("chat-2", false, false)]), away);
+    assert_eq!(unheard(&[pod("chat-1", true, false), pod("chat-2", false, true)]), away);
+    assert_eq!(unheard(&[pod("chat-1", true, true), pod("chat-2", false, true)]), [""; 0], "another has its claim");
+    let mut evicted = pod("chat-2", false, false);
+    evicted.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+    assert_eq!(unheard(&[pod("chat-1", true, false), evicted.clone()]), [""; 0], "what it had went with it");
+    evicted.spec = pod("chat-2", false, true).spec;
+    assert_eq!(unheard(&[pod("chat-1", true, false), evicted]), away, "it lies on its claim");
+    let mut young = pod("chat-2", false, false);
+    let agents = young.status.as_mut().unwrap().init_container_statuses.as_mut().unwrap();
+    agents[0].state = serde_json::from_value(json!({"waiting": {}})).unwrap();
+    assert_eq!(unheard(&[pod("chat-1", true, false), young.clone()]), [""; 0], "it has seen nothing yet");
+    young.status.as_mut().unwrap().init_container_statuses.as_mut().unwrap()[0].restart_count = 1;
+    assert_eq!(unheard(&[pod("chat-1", true, false), young]), away, "its agent is in a back-off");
+}
+
 #[test]
 fn a_claim_is_told_of_by_whoever_mounts_it_the_writer_first() {
     let pods = [pod("chat-1", false, true), pod("chat-2", true, true), pod("chat-3", true, true)];
-    assert_eq!(shelves("serving", &pods, &of(Some("chat-0"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
-    assert_eq!(shelves("serving", &pods, &of(Some("chat-1"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
-    assert_eq!(shelves("serving", &pods, &of(Some("chat-3"))).unwrap(), [kept(&["chat-3", "chat-2"])]);
-    assert_eq!(shelves("serving", &pods, &of(None)).unwrap(), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(places("serving", &pods, &of(Some("chat-0"))), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(places("serving", &pods, &of(Some("chat-1"))), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(places("serving", &pods, &of(Some("chat-3"))), [kept(&["chat-3", "chat-2"])]);
+    assert_eq!(places("serving", &pods, &of(None)), [kept(&["chat-2", "chat-3"])]);
     let mixed = [pod("chat-1", true, false), pod("chat-2", true, true)];
-    assert_eq!(shelves("serving", &mixed, &of(None)).unwrap(), [alone("chat-1"), kept(&["chat-2"])]);
+    assert_eq!(places("serving", &mixed, &of(None)), [alone("chat-1"), kept(&["chat-2"])]);
 }
 
 #[test]

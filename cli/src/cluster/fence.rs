@@ -11,8 +11,9 @@ use kube::{Api, Client};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::pods::{condition, is_last, is_ready};
-use super::word::{annotate, pod_of_ours, who, written};
+use super::pods::{condition, fence, fenced, is_last, is_ready, others_serve};
+use super::word::{Word, pod_of_ours, who, written};
+use crate::bundle::on_one_line;
 
 /// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
 const SEEN_MAX: Duration = Duration::from_secs(90);
@@ -30,28 +31,83 @@ pub struct Wish {
     pub even_if_last: bool,
 }
 
-/// Writes the annotation.
+/// What is to be done about it.
+#[derive(Debug)]
+pub struct Asked {
+    pub word: Word,
+    /// It serves now, so that somebody else has to.
+    needs_another: bool,
+}
+
+/// What is to be written; `None`: it stands there already.
 ///
 /// # Errors
-/// No such pod, none of Truebeat's, the last one that serves, or no right to patch pods.
-pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<()> {
+/// No such pod, none of Truebeat's, the last one that serves, or no fence that could be taken off.
+pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<Option<Asked>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let name = &wish.pod;
     let (pod, deployment) = pod_of_ours(&pods, namespace, name, "fence it").await?;
-    let fence = match &wish.fence {
-        None => Value::Null,
-        Some(why) => {
-            let all = pods.list(&super::members(&deployment)).await.context("could not list the deployment's pods")?;
-            if is_last(&pod, &all.items) && !wish.even_if_last {
+    match (&wish.fence, fence(&pod)) {
+        (None, Some(_)) => {
+            let word = Word::of(&pod, ANNOTATION_FENCE, Value::Null);
+            Ok(Some(Asked { word, needs_another: false }))
+        }
+        // taken off a moment ago, and its agent has yet to read so
+        (None, None) if says_by_person(&pod) => Ok(None),
+        (None, None) => bail!(
+            "pod {name} bears no person's fence: there is nothing to take off. Why a pod is out of traffic is told by `truebeat kubectl why {name} -n {namespace}`"
+        ),
+        (Some(_), Some(stands)) => {
+            eprintln!(
+                "truebeat: pod {name} is {} already, and that fence stands",
+                on_one_line(&fenced(&stands)).collect::<String>()
+            );
+            Ok(None)
+        }
+        (Some(why), None) => {
+            if !wish.even_if_last && is_last(&pod, &replicas(&pods, &deployment).await?) {
                 bail!(
                     "{name} is the last replica of {deployment} that serves: its clients would have nobody (I3); --even-if-last fences it all the same"
                 );
             }
             let fence = Fence::of(&who(client).await, &written(jiff::Timestamp::now()), why);
-            Value::String(serde_json::to_string(&fence)?)
+            let word = Word::of(&pod, ANNOTATION_FENCE, Value::String(serde_json::to_string(&fence)?));
+            Ok(Some(Asked { word, needs_another: is_ready(&pod) && !wish.even_if_last }))
         }
+    }
+}
+
+/// Looks once more when it is written: of two who fence the last two replicas at the same moment neither has seen the other's word. A look that
+/// fails changes nothing.
+///
+/// # Errors
+/// Nobody else serves now, and the fence is off again, or cannot be taken off.
+pub async fn confirm(client: &Client, namespace: &str, wish: &Wish, asked: &Asked) -> anyhow::Result<()> {
+    if !asked.needs_another {
+        return Ok(());
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let seen = async {
+        let (pod, deployment) = pod_of_ours(&pods, namespace, &wish.pod, "fence it").await?;
+        let last = !others_serve(&pod, &replicas(&pods, &deployment).await?);
+        anyhow::Ok(last.then_some(deployment))
     };
-    annotate(&pods, &pod, ANNOTATION_FENCE, fence).await
+    let Ok(Ok(Some(deployment))) = timeout(LOOK_MAX, seen).await else { return Ok(()) };
+    let name = &wish.pod;
+    asked.word.taken_back().write(client, namespace).await.with_context(|| {
+        format!(
+            "no other replica of {deployment} serves, or all of them are being fenced, and the fence of {name} stands; \
+             `truebeat kubectl unfence {name} -n {namespace}` takes it off"
+        )
+    })?;
+    bail!(
+        "no other replica of {deployment} serves, or all of them are being fenced: the fence of {name} is off again (I3); --even-if-last fences it all the same"
+    )
+}
+
+async fn replicas(pods: &Api<Pod>, deployment: &str) -> anyhow::Result<Vec<Pod>> {
+    let all = pods.list(&super::members(deployment)).await.context("could not list the deployment's pods")?;
+    Ok(all.items)
 }
 
 /// Waits until the pod shows it: out of traffic by the agent's word that a person wants it so, or in it again. Says so, with the time it took.
@@ -114,98 +170,5 @@ fn says_by_person(pod: &Pod) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn pod(name: &str, ready: &str) -> Pod {
-        serde_json::from_value(json!({
-            "metadata": {"name": name, "uid": name},
-            "status": {"conditions": [{"type": "Ready", "status": ready}]},
-        }))
-        .unwrap()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_goes_silent_holds_nobody_for_ever() {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        // takes connections and says nothing
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = format!("http://{}", listener.local_addr().unwrap());
-        let client = Client::try_from(kube::Config::new(server.parse().unwrap())).unwrap();
-        for (fence, word) in [(Some("a look".to_owned()), "the fence is written"), (None, "the fence is off")] {
-            let wish = Wish { pod: "p".to_owned(), fence, even_if_last: false };
-            let told = timeout(SEEN_MAX * 2, wait(&client, "serving", &wish)).await.expect("it waits for ever");
-            let told = told.unwrap_err().to_string();
-            assert!(told.starts_with(word) && told.contains("kubectl get pod p"), "{told}");
-        }
-    }
-
-    /// An API server that shows the same pod always.
-    fn shows(pod: &Pod) -> Client {
-        let body = serde_json::to_vec(pod).unwrap();
-        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
-            let answer = http::Response::new(kube::client::Body::from(body.clone()));
-            async { Ok::<_, std::convert::Infallible>(answer) }
-        });
-        Client::new(service, "serving")
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pod_that_is_gone_is_not_waited_for() {
-        let absent = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}).to_string();
-        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
-            let body = kube::client::Body::from(absent.clone().into_bytes());
-            let answer = http::Response::builder().status(404).body(body).unwrap();
-            async { Ok::<_, std::convert::Infallible>(answer) }
-        });
-        let client = Client::new(service, "serving");
-        let wish = |fence| Wish { pod: "p".to_owned(), fence, even_if_last: false };
-        let began = Instant::now();
-        let fenced = wait(&client, "serving", &wish(Some("a look".to_owned()))).await.unwrap();
-        let error = wait(&client, "serving", &wish(None)).await.unwrap_err().to_string();
-        assert!(fenced.contains("gone meanwhile") && error.contains("gone meanwhile"), "{fenced} {error}");
-        assert!(began.elapsed() < LOOK_EVERY);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_out_of_traffic_for_a_reason_of_its_own_is_not_yet_fenced() {
-        let pod = |ready: &str, reason: &str| -> Pod {
-            let word = json!({"type": CONDITION_PROGRESSING, "status": "False", "reason": reason});
-            serde_json::from_value(json!({
-                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "uid": "p"},
-                "status": {"conditions": [{"type": "Ready", "status": ready}, word]},
-            }))
-            .unwrap()
-        };
-        let fence = || Some("a look".to_owned());
-        for (fence, pod, word) in [
-            (fence(), pod("False", "StepStalled"), Err("has read the fence")),
-            (fence(), pod("True", FENCED_BY_PERSON), Err("still Ready")),
-            (fence(), pod("False", FENCED_BY_PERSON), Ok("takes no new requests")),
-            (None, pod("True", FENCED_BY_PERSON), Err("is Ready, but its agent has not said")),
-            (None, pod("False", "StepStalled"), Err("not Ready after")),
-            (None, pod("True", "Progressing"), Ok("Ready again")),
-        ] {
-            let wish = Wish { pod: "p".to_owned(), fence, even_if_last: false };
-            let told = wait(&shows(&pod), "serving", &wish).await.map_err(|error| error.to_string());
-            let fits = match (&told, word) {
-                (Ok(told), Ok(word)) | (Err(told), Err(word)) => told.contains(word),
-                _ => false,
-            };
-            assert!(fits, "{told:?} {word:?}");
-        }
-    }
-
-    #[test]
-    fn the_last_one_that_serves_is_recognised() {
-        let (a, b, sick) = (pod("a", "True"), pod("b", "True"), pod("s", "False"));
-        assert!(!is_last(&a, &[a.clone(), b.clone()]));
-        assert!(is_last(&a, &[a.clone(), sick.clone()]));
-        assert!(!is_last(&sick, &[a.clone(), sick.clone()]), "it does not serve");
-        let mut leaving = b;
-        leaving.metadata.deletion_timestamp =
-            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
-        assert!(is_last(&a, &[a.clone(), leaving]), "one on its way out does not count");
-    }
-}
+#[path = "fence_tests.rs"]
+mod tests;

@@ -161,8 +161,8 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
             let mut wanted =
                 timeout(DEADLINE, evidence::wanted(&client, &namespace, name)).await.with_context(late)??;
             wanted.episode = episode.clone().or(wanted.episode);
-            let (file, bytes) = evidence::fetch(&client, &namespace, &wanted, to.as_deref()).await?;
-            eprintln!("truebeat: {} ({bytes} bytes)", file.display());
+            let (file, found) = evidence::fetch(&client, &namespace, &wanted, to.as_deref()).await?;
+            eprintln!("truebeat: {} ({} bytes, of pod {})", file.display(), found.bytes, found.pod);
             return crate::bundle::run(&BundleArgs { file, show: show.clone(), output: args.output });
         }
         Question::Fence { pod, reason, even_if_last } => (pod, Some(reason.clone()), *even_if_last),
@@ -170,18 +170,25 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
         Question::Restart { pod, reason, even_if_last } => {
             let (reason, even_if_last) = (reason.clone(), *even_if_last);
             let wish = restart::Wish { pod: pod.clone(), reason, even_if_last };
-            let asked = timeout(DEADLINE, restart::ask(&client, &namespace, &wish)).await.with_context(late)??;
+            let (asked, word) =
+                timeout(DEADLINE, restart::ask(&client, &namespace, &wish)).await.with_context(late)??;
+            word.write(&client, &namespace).await?;
             told(args.output, pod, &restart::wait(&client, &namespace, pod, &asked).await?);
             return Ok(ExitCode::SUCCESS);
         }
         Question::Maintenance { pod, lasts, reason, .. } => {
             let declared = maintenance::declare(&client, &namespace, pod, *lasts, reason);
-            told(args.output, pod, &timeout(DEADLINE, declared).await.with_context(late)??);
+            let (word, said) = timeout(DEADLINE, declared).await.with_context(late)??;
+            word.write(&client, &namespace).await?;
+            told(args.output, pod, &said);
             return Ok(ExitCode::SUCCESS);
         }
     };
     let wish = fence::Wish { pod: pod.clone(), fence, even_if_last };
-    timeout(DEADLINE, fence::write(&client, &namespace, &wish)).await.with_context(late)??;
+    if let Some(asked) = timeout(DEADLINE, fence::ask(&client, &namespace, &wish)).await.with_context(late)?? {
+        asked.word.write(&client, &namespace).await?;
+        fence::confirm(&client, &namespace, &wish, &asked).await?;
+    }
     told(args.output, pod, &fence::wait(&client, &namespace, &wish).await?);
     Ok(ExitCode::SUCCESS)
 }
@@ -210,8 +217,8 @@ fn unread(error: KubeconfigError) -> anyhow::Error {
 async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<ExitCode> {
     let wanted = timeout(DEADLINE, evidence::wanted(client, namespace, name)).await;
     let wanted = wanted.context("the API server does not answer in time")??;
-    let found = evidence::list(client, namespace, &wanted).await?;
-    let found: Vec<_> = found.into_iter().map(|(_, bundle)| bundle).collect();
+    let evidence::Found { bundles, unheard } = evidence::list(client, namespace, &wanted).await?;
+    let found: Vec<_> = bundles.into_iter().map(|(_, bundle)| bundle).collect();
     match output {
         Output::Json => {
             for bundle in &found {
@@ -220,7 +227,9 @@ async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -
         }
         Output::Text => print!("{}", printable(&tell::bundles(&found, jiff::Timestamp::now()))),
     }
-    Ok(ExitCode::SUCCESS)
+    // (those are not all: whoever counts them shall know)
+    unheard.iter().for_each(|why| eprintln!("truebeat: there may be more: {}", printable(why)));
+    Ok(if unheard.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> anyhow::Result<String> {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::pods::{condition, episode, is_ready};
-use super::tell::stage_in_words;
+use super::tell::{Step, in_words};
 
 /// So many replicas get a line of their own; those that are not well come first.
 const SHOWN: usize = 20;
@@ -55,7 +55,7 @@ fn line(pod: &Pod) -> String {
     };
     let word =
         condition(pod, CONDITION_PROGRESSING).and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent");
-    let stage = episode(pod).map(|open| format!("; {}: {}", open.class, stage_in_words(&open.stage)));
+    let stage = episode(pod).map(|open| format!("; {}: {}", open.class, in_words(Step::of(&open, pod))));
     format!("  {} on {node}: {traffic}, {word}{}\n", pod.name_any(), stage.unwrap_or_default())
 }
 
@@ -139,7 +139,7 @@ mod tests {
             "grants": [{"episode": "e", "pod": "b", "podUid": "b", "grantedAt": "2026-01-01T00:05:00Z"}],
             "recent": [past("b", "2026-01-01T00:00:00Z"), past("a", "2026-01-01T00:01:00Z"), past("b", "2026-01-01T00:05:00Z")],
         }));
-        let wanted = "  b on n1: not Ready, StepStalled; StepStalled: confirmed; the restart waits for a grant\n  a on n1: Ready, Progressing\n  \
+        let wanted = "  b on n1: not Ready, StepStalled; StepStalled: confirmed, and not restarted yet\n  a on n1: Ready, Progressing\n  \
             a slot of the budget: restart of b since 2026-01-01T00:05:00Z\n  \
             b was restarted or replaced 2 times in the last 24 hours, the last time at 2026-01-01T00:05:00Z\n";
         assert_eq!(replicas(&pods, &known, now()), wanted);

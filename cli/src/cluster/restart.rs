@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_PROGRESSING, Episode};
 use crds::inference_deployment::RecoveryMode;
-use crds::recovery_note::{ANNOTATION_RECOVERY, RecoveryNote};
 use crds::restart::{ANNOTATION_RESTART, RestartWish};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,8 +15,9 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::fence::{LOOK_EVERY, LOOK_MAX};
-use super::pods::{condition, episode, is_last};
-use super::word::{annotate, pod_of_ours, who, written};
+use super::pods::{condition, episode, is_last, mode};
+use super::word::{Word, pod_of_ours, who, written};
+use crate::bundle::on_one_line;
 use crds::fence::Fence;
 
 /// An operator that leads looks every two seconds while something is open.
@@ -42,11 +42,11 @@ pub struct Asked {
     in_vain: bool,
 }
 
-/// Writes the annotation.
+/// What is asked for, and what is to be written.
 ///
 /// # Errors
-/// No such pod, none of Truebeat's, one without a confirmed stall, the last one that serves, or no right to patch pods.
-pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<Asked> {
+/// No such pod, none of Truebeat's, one without a confirmed stall, or the last one that serves.
+pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<(Asked, Word)> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let (pod, deployment) = pod_of_ours(&pods, namespace, &wish.pod, "restart it").await?;
     let episode = confirmed(&pod)?;
@@ -59,9 +59,9 @@ pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resul
     }
     let word = Fence::of(&who(client).await, &written(Timestamp::now()), &wish.reason);
     let text = serde_json::to_string(&RestartWish { word, episode: episode.id.clone() })?;
-    annotate(&pods, &pod, ANNOTATION_RESTART, Value::String(text)).await?;
+    let said = Word::of(&pod, ANNOTATION_RESTART, Value::String(text));
     let (uid, in_vain) = (pod.uid().unwrap_or_default(), episode.awaits_replacement());
-    Ok(Asked { uid, episode: episode.id, deployment, in_vain })
+    Ok((Asked { uid, episode: episode.id, deployment, in_vain }, said))
 }
 
 /// Waits until the restart is granted, and says how to follow it.
@@ -120,13 +120,13 @@ fn confirmed(pod: &Pod) -> anyhow::Result<Episode> {
     if pod.metadata.deletion_timestamp.is_some() {
         bail!("pod {name} is on its way out already");
     }
-    let mode = pod.annotations().get(ANNOTATION_RECOVERY).and_then(|text| RecoveryNote::mode(text));
-    if let Some(mode) = mode.filter(|mode| *mode != RecoveryMode::Recover) {
+    if let Some(mode) = mode(pod).filter(|mode| *mode != RecoveryMode::Recover) {
         bail!("spec.recovery.mode is {mode:?} for pod {name}: nothing is restarted in it, whoever asks");
     }
     let Some(episode) = episode(pod) else {
         let word = condition(pod, CONDITION_PROGRESSING);
-        let word = word.and_then(|c| c.reason.clone()).unwrap_or_else(|| "no word of its agent".to_owned());
+        let word: String =
+            on_one_line(word.and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent")).collect();
         bail!(
             "pod {name} has no confirmed stall ({word}), and without one nothing is killed (I1); to have another in its place, `kubectl delete pod \
              {name}` drains it first"
@@ -139,7 +139,9 @@ fn confirmed(pod: &Pod) -> anyhow::Result<Episode> {
         "Suspect" => bail!(
             "pod {name} is suspected and not confirmed to stall (I1): it goes on by itself, or ask again when it is"
         ),
-        stage => bail!("the restart of pod {name} is under way already ({stage})"),
+        stage => {
+            bail!("the restart of pod {name} is under way already ({})", on_one_line(stage).collect::<String>())
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crds::episode::CONDITION_EPISODE;
+use crds::recovery_note::ANNOTATION_RECOVERY;
 
 /// A pod of `chat` whose episode `e-1` is at this stage; empty: it has none.
 fn pod(stage: &str, ready: &str) -> Value {
@@ -59,7 +60,12 @@ fn server(pod: Value) -> (Client, Arc<Mutex<Vec<Value>>>) {
 async fn asked(pod: Value, even_if_last: bool) -> (Result<Asked, String>, Vec<Value>) {
     let (client, written) = server(pod);
     let wish = Wish { pod: "p".to_owned(), reason: "the store is back".to_owned(), even_if_last };
-    let asked = ask(&client, "serving", &wish).await.map_err(|error| error.to_string());
+    let asked = async {
+        let (asked, word) = ask(&client, "serving", &wish).await?;
+        word.write(&client, "serving").await?;
+        anyhow::Ok(asked)
+    };
+    let asked = asked.await.map_err(|error| error.to_string());
     let written = written.lock().unwrap().clone();
     (asked, written)
 }

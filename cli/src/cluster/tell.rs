@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use agent::forensics::shelf::Shelved;
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
-use crds::fence::{ANNOTATION_FENCE, Fence};
+use crds::inference_deployment::RecoveryMode;
 use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
 use crds::poison::{ANNOTATION_POISON, read};
 use crds::restart::{ANNOTATION_RESTART, RestartWish};
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
 
-use super::pods::condition;
+use super::pods::{condition, fence, fenced, mode};
 use super::replicas::replicas;
 
 /// Incidents that fit on one screen below a pod or a deployment.
@@ -116,7 +116,10 @@ pub fn incident(incident: &EngineIncident) -> String {
     let end = match (&status.outcome, &status.duration) {
         (Some(outcome), Some(duration)) => format!("{outcome} after {duration}"),
         (Some(outcome), None) => outcome.clone(),
-        (None, _) => format!("open: {}", stage_in_words(&status.stage)),
+        (None, _) => {
+            let fenced = status.timeline.fenced_at.is_some();
+            format!("open: {}", in_words(Step { stage: &status.stage, fenced, mode: None }))
+        }
     };
     let mut text = format!("{}: {} of {} on {node}\n{end}\n", incident.name_any(), spec.class, spec.pod);
     for reason in &status.reasons {
@@ -144,11 +147,34 @@ fn faults(xids: &[Xid]) -> String {
     bounded(xids.to_vec()).iter().map(|xid| format!("  the driver reports {}\n", xid.words())).collect()
 }
 
-/// What an episode is about by its stage.
-pub fn stage_in_words(stage: &str) -> &str {
-    match stage {
-        "Suspect" => "fenced on suspicion; nothing is destroyed",
-        "Stalled" => "confirmed; the restart waits for a grant",
+/// How far an episode is.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    pub stage: &'a str,
+    /// Was it taken out of traffic for it, whatever was done since? In mode Observe nobody is, nor is the last one that serves.
+    pub fenced: bool,
+    /// Of the pod, where it is known.
+    pub mode: Option<RecoveryMode>,
+}
+
+impl<'a> Step<'a> {
+    /// Of the episode that is open in this pod.
+    pub fn of(episode: &'a Episode, pod: &Pod) -> Self {
+        Self { stage: &episode.stage, fenced: episode.fenced_at.is_some(), mode: mode(pod) }
+    }
+}
+
+/// What an episode is about.
+pub fn in_words(step: Step<'_>) -> &str {
+    match step.stage {
+        "Suspect" if step.fenced => "fenced on suspicion; nothing is destroyed",
+        "Suspect" => "suspected, and not fenced for it; nothing is destroyed",
+        "Stalled" => match step.mode {
+            Some(RecoveryMode::Recover) => "confirmed; the restart waits for a grant",
+            Some(RecoveryMode::Fence) => "confirmed; mode Fence restarts nobody",
+            Some(RecoveryMode::Observe) => "confirmed; mode Observe neither fences nor restarts",
+            None => "confirmed, and not restarted yet",
+        },
         "Granted" => "the restart is granted",
         "Killed" => "the engine was killed and its container restarts",
         "Fenced" => "a person keeps it out of traffic; `truebeat kubectl unfence` ends it",
@@ -193,16 +219,15 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident], now: Timestamp) -> String {
     );
     let ready = find("Ready").is_some_and(|condition| condition.status == "True");
     _ = writeln!(text, "  traffic: {}", if ready { "yes, the pod is Ready" } else { "no, the pod is not Ready" });
-    if let Some(fence) = pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)) {
-        let since = if fence.at.is_empty() { String::new() } else { format!(" at {}", fence.at) };
-        _ = writeln!(text, "  {}{since}; `truebeat kubectl unfence` ends it", fence.words());
+    if let Some(fence) = fence(pod) {
+        _ = writeln!(text, "  {}; `truebeat kubectl unfence` ends it", fenced(&fence));
     }
     if let Some(declared) = pod.annotations().get(ANNOTATION_MAINTENANCE).and_then(|text| Maintenance::read(text)) {
         let over = if declared.holds(now) { "no silence counts" } else { "it is over" };
         _ = writeln!(text, "  {}; {over}; `truebeat kubectl maintenance --end` takes it off", declared.words());
     }
     if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
-        text += &episode(condition.message.as_deref().unwrap_or_default());
+        text += &episode(condition.message.as_deref().unwrap_or_default(), pod);
     }
     if let Some(wish) = pod.annotations().get(ANNOTATION_RESTART).and_then(|text| RestartWish::read(text)) {
         _ = writeln!(text, "  a restart was {}", wish.whole_words());
@@ -227,10 +252,11 @@ fn progressing(condition: &PodCondition) -> String {
     format!("{word} ({reason}){since}\n{message}")
 }
 
-fn episode(json: &str) -> String {
+fn episode(json: &str, pod: &Pod) -> String {
     match serde_json::from_str::<Episode>(json) {
         Ok(episode) => {
-            let what = format!("  episode {}: {}; {}\n", episode.id, episode.class, stage_in_words(&episode.stage));
+            let how_far = in_words(Step::of(&episode, pod));
+            let what = format!("  episode {}: {}; {how_far}\n", episode.id, episode.class);
             what + &faults(&episode.xids)
         }
         Err(error) => format!("  its agent reports an episode that cannot be read: {error}\n"),

@@ -1,5 +1,9 @@
 //! Tests of the texts for an on-call, on objects as the API serves them.
 
+use std::collections::BTreeMap;
+
+use crds::fence::ANNOTATION_FENCE;
+use crds::recovery_note::ANNOTATION_RECOVERY;
 use serde_json::json;
 
 use super::*;
@@ -44,7 +48,31 @@ fn an_incident_tells_its_story_with_distances() {
         assert!(text.contains(part), "{part:?} is missing in:\n{text}");
     }
     let open = incident(&an_incident("inc-1", "2026-11-21T09:58:00Z", None));
-    assert!(open.contains("open: confirmed; the restart waits for a grant"), "{open}");
+    assert!(open.contains("open: confirmed, and not restarted yet"), "{open}");
+}
+
+/// A fence that is not there, and a restart that nobody waits for, send a person the wrong way.
+#[test]
+fn an_episode_says_what_was_done_and_what_will_be() {
+    for (stage, fenced, mode, words) in [
+        ("Suspect", true, Some("Fence"), "fenced on suspicion; nothing is destroyed"),
+        ("Suspect", false, Some("Observe"), "suspected, and not fenced for it; nothing is destroyed"),
+        ("Stalled", true, Some("Recover"), "confirmed; the restart waits for a grant"),
+        ("Stalled", true, Some("Fence"), "confirmed; mode Fence restarts nobody"),
+        ("Stalled", false, Some("Observe"), "confirmed; mode Observe neither fences nor restarts"),
+        ("Stalled", true, None, "confirmed, and not restarted yet"),
+    ] {
+        let fenced_at = fenced.then_some("2026-11-21T09:58:00.050Z");
+        let text = json!({"id": "e-1", "class": "StepStalled", "stage": stage, "fencedAt": fenced_at}).to_string();
+        let note = mode.map(|mode| (ANNOTATION_RECOVERY, format!("{{\"mode\": \"{mode}\"}}")));
+        let sick: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "a", "annotations": note.into_iter().collect::<BTreeMap<_, _>>()},
+            "status": {"conditions": [{"type": CONDITION_EPISODE, "status": "True", "message": text}]},
+        }))
+        .unwrap();
+        let told = pod(&sick, &[], now());
+        assert!(told.contains(&format!("  episode e-1: StepStalled; {words}\n")), "{told}");
+    }
 }
 
 #[test]

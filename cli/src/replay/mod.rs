@@ -5,6 +5,7 @@ mod chart;
 mod read;
 mod table;
 
+use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,6 +17,8 @@ use vitals::replay::rules::History;
 use vitals::rivals::judge::{Judged, Span, account, judge};
 use vitals::rivals::score::RuleScore;
 use vitals::rivals::{self, OUR_NAME};
+
+use crate::bundle::on_one_line;
 
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
@@ -89,7 +92,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
                 println!("{}", serde_json::to_string(&run.timeline)?);
             }
         }
-        ReplayOutput::Text => runs.iter().flatten().for_each(|run| print_timeline(&run.timeline)),
+        ReplayOutput::Text => runs.iter().flatten().for_each(|run| print!("{}", text(&run.timeline))),
         ReplayOutput::Table => print!("{}", table::render(&cases, &rules, &runs, &scores)),
     }
     if let Some(path) = &args.write_scores {
@@ -171,20 +174,32 @@ fn draw(path: &std::path::Path, scores: &[RuleScore], curve: &[RuleScore]) -> an
     std::fs::write(path, svg).with_context(|| format!("could not write the chart to {}", path.display()))
 }
 
-fn print_timeline(timeline: &Timeline) {
-    println!("{} (rule {})", timeline.trace, timeline.rule);
+/// For reading. A trace is somebody's file, and its words move no cursor.
+fn text(timeline: &Timeline) -> String {
+    let plain = |text: &str| on_one_line(text).collect::<String>();
+    let mut lines = format!("{} (rule {})\n", plain(&timeline.trace), timeline.rule);
     for change in &timeline.timeline {
         let class = change.class.as_deref().map(|class| format!(" {class}")).unwrap_or_default();
-        println!("  {:>9.1} s  {}{class}", change.t, change.verdict);
+        _ = writeln!(lines, "  {:>9.1} s  {}{class}", change.t, change.verdict);
         for reason in &change.reasons {
-            println!("               {reason}");
+            _ = writeln!(lines, "               {}", plain(reason));
         }
     }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_trace_says_moves_no_cursor() {
+        let words = "rank 0 \u{1b}[2J\nx (rule ours)";
+        let change = serde_json::json!({"t": 1.0, "verdict": "Suspect", "reasons": [words]});
+        let timeline = serde_json::json!({"trace": "t", "rule": "truebeat", "timeline": [change]});
+        let text = text(&serde_json::from_value(timeline).unwrap());
+        assert!(text.lines().count() == 3 && !text.contains('\u{1b}') && text.contains("rank 0  [2J x"), "{text}");
+    }
 
     #[test]
     fn rules_are_chosen_by_name_once_and_in_order() {
