@@ -5,6 +5,7 @@
 mod evidence;
 mod exec;
 mod fence;
+mod kubeconfig;
 mod maintenance;
 mod pods;
 mod proxy;
@@ -23,7 +24,7 @@ use clap::{Args, Subcommand};
 use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{Config, KubeConfigOptions, KubeconfigError};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
@@ -138,7 +139,7 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
     // once: it may come by a pipe
-    let kubeconfig = Kubeconfig::read().map_err(unread)?;
+    let kubeconfig = kubeconfig::read().map_err(unread)?;
     let named = proxy::named(&kubeconfig, args.context.as_deref());
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(unread)?;
     config.connect_timeout = Some(DEADLINE);
