@@ -1,11 +1,10 @@
 //! Whom a person may fence, what is written and when it is taken back, and what is waited for.
 
-use std::sync::{Arc, Mutex};
-
 use kube::ResourceExt;
 use serde_json::json;
 
 use super::*;
+use crate::cluster::fake_api;
 
 fn pod(name: &str, ready: &str) -> Pod {
     serde_json::from_value(json!({
@@ -117,41 +116,9 @@ fn replica(name: &str, fenced_by: Option<&str>, reason: &str) -> Value {
     })
 }
 
-/// An API server with pod `p` and, beside it, these; the second of them once something is written. What is written to it.
-fn cluster(p: Value, others: [Value; 2]) -> (Client, Arc<Mutex<Vec<Value>>>) {
-    let written = Arc::new(Mutex::new(Vec::new()));
-    let kept = written.clone();
-    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-        let (p, others, kept) = (p.clone(), others.clone(), kept.clone());
-        async move {
-            let (parts, body) = request.into_parts();
-            let text = body.collect_bytes().await.unwrap_or_default();
-            let mut kept = kept.lock().unwrap();
-            let answer = match (parts.method.as_str(), parts.uri.path().ends_with("/pods")) {
-                ("GET", true) => {
-                    let other = &others[usize::from(!kept.is_empty())];
-                    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [p, other]})
-                }
-                ("PATCH", _) => {
-                    kept.push(serde_json::from_slice(&text).unwrap_or_default());
-                    p
-                }
-                ("POST", _) => json!({
-                    "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {},
-                    "status": {"userInfo": {"username": "ann"}},
-                }),
-                _ => p,
-            };
-            let body = kube::client::Body::from(answer.to_string().into_bytes());
-            Ok::<_, std::convert::Infallible>(http::Response::new(body))
-        }
-    });
-    (Client::new(service, "serving"), written)
-}
-
-/// What came of the wish: what was written of the fence, or why not.
+/// What came of the wish, beside these replicas, the second of them once something is written: what was written of the fence, or why not.
 async fn wished(p: Value, others: [Value; 2], fences: bool) -> (Result<(), String>, Vec<Value>) {
-    let (client, written) = cluster(p, others);
+    let (client, written) = fake_api::with(p.clone(), others.map(|other| vec![p.clone(), other]));
     let wish = Wish { pod: "p".to_owned(), fence: fences.then(|| "a look".to_owned()), even_if_last: false };
     let done = async {
         if let Some(asked) = ask(&client, "serving", &wish).await? {

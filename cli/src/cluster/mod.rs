@@ -4,6 +4,8 @@
 
 mod evidence;
 mod exec;
+#[cfg(test)]
+mod fake_api;
 mod fence;
 mod kubeconfig;
 mod maintenance;

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::pods::{condition, episode, is_ready};
-use super::tell::{Step, in_words};
+use super::tell::Step;
 
 /// So many replicas get a line of their own; those that are not well come first.
 const SHOWN: usize = 20;
@@ -55,7 +55,7 @@ fn line(pod: &Pod) -> String {
     };
     let word =
         condition(pod, CONDITION_PROGRESSING).and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent");
-    let stage = episode(pod).map(|open| format!("; {}: {}", open.class, in_words(Step::of(&open, pod))));
+    let stage = episode(pod).map(|open| format!("; {}: {}", open.class, Step::of(&open, pod).in_words()));
     format!("  {} on {node}: {traffic}, {word}{}\n", pod.name_any(), stage.unwrap_or_default())
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_PROGRESSING, Episode};
+use crds::fence::Fence;
 use crds::inference_deployment::RecoveryMode;
 use crds::restart::{ANNOTATION_RESTART, RestartWish};
 use jiff::Timestamp;
@@ -18,7 +19,6 @@ use super::fence::{LOOK_EVERY, LOOK_MAX};
 use super::pods::{condition, episode, is_last, mode};
 use super::word::{Word, pod_of_ours, who, written};
 use crate::bundle::on_one_line;
-use crds::fence::Fence;
 
 /// An operator that leads looks every two seconds while something is open.
 const GRANTED_MAX: Duration = Duration::from_secs(30);

@@ -1,10 +1,9 @@
 //! What a person may ask for, what is refused and in which words, and what is waited for.
 
-use std::sync::{Arc, Mutex};
-
 use serde_json::json;
 
 use super::*;
+use crate::cluster::fake_api::{self, Written};
 use crds::episode::CONDITION_EPISODE;
 use crds::recovery_note::ANNOTATION_RECOVERY;
 
@@ -29,32 +28,8 @@ fn pod_of(class: &str, stage: &str, ready: &str, xids: &Value) -> Value {
 }
 
 /// An API server with this pod alone; what is written to it.
-fn server(pod: Value) -> (Client, Arc<Mutex<Vec<Value>>>) {
-    let written = Arc::new(Mutex::new(Vec::new()));
-    let kept = written.clone();
-    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-        let (pod, kept) = (pod.clone(), kept.clone());
-        async move {
-            let (parts, body) = request.into_parts();
-            let answer = match (parts.method.as_str(), parts.uri.path().ends_with("/pods")) {
-                ("GET", true) => json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [pod]}),
-                ("PATCH", _) => {
-                    let text = body.collect_bytes().await.unwrap_or_default();
-                    kept.lock().unwrap().push(serde_json::from_slice(&text).unwrap_or_default());
-                    pod
-                }
-                ("POST", _) => json!({
-                    "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {},
-                    "status": {"userInfo": {"username": "ann"}},
-                }),
-                _ => pod,
-            };
-            Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
-                answer.to_string().into_bytes(),
-            )))
-        }
-    });
-    (Client::new(service, "serving"), written)
+fn server(pod: Value) -> (Client, Written) {
+    fake_api::with(pod.clone(), [vec![pod.clone()], vec![pod]])
 }
 
 async fn asked(pod: Value, even_if_last: bool) -> (Result<Asked, String>, Vec<Value>) {

@@ -118,7 +118,7 @@ pub fn incident(incident: &EngineIncident) -> String {
         (Some(outcome), None) => outcome.clone(),
         (None, _) => {
             let fenced = status.timeline.fenced_at.is_some();
-            format!("open: {}", in_words(Step { stage: &status.stage, fenced, mode: None }))
+            format!("open: {}", Step { stage: &status.stage, fenced, mode: None }.in_words())
         }
     };
     let mut text = format!("{}: {} of {} on {node}\n{end}\n", incident.name_any(), spec.class, spec.pod);
@@ -162,24 +162,24 @@ impl<'a> Step<'a> {
     pub fn of(episode: &'a Episode, pod: &Pod) -> Self {
         Self { stage: &episode.stage, fenced: episode.fenced_at.is_some(), mode: mode(pod) }
     }
-}
 
-/// What an episode is about.
-pub fn in_words(step: Step<'_>) -> &str {
-    match step.stage {
-        "Suspect" if step.fenced => "fenced on suspicion; nothing is destroyed",
-        "Suspect" => "suspected, and not fenced for it; nothing is destroyed",
-        "Stalled" => match step.mode {
-            Some(RecoveryMode::Recover) => "confirmed; the restart waits for a grant",
-            Some(RecoveryMode::Fence) => "confirmed; mode Fence restarts nobody",
-            Some(RecoveryMode::Observe) => "confirmed; mode Observe neither fences nor restarts",
-            None => "confirmed, and not restarted yet",
-        },
-        "Granted" => "the restart is granted",
-        "Killed" => "the engine was killed and its container restarts",
-        "Fenced" => "a person keeps it out of traffic; `truebeat kubectl unfence` ends it",
-        "Restarting" => "the engine starts and does not serve yet",
-        other => other,
+    /// What an episode is about.
+    pub fn in_words(self) -> &'a str {
+        match self.stage {
+            "Suspect" if self.fenced => "fenced on suspicion; nothing is destroyed",
+            "Suspect" => "suspected, and not fenced for it; nothing is destroyed",
+            "Stalled" => match self.mode {
+                Some(RecoveryMode::Recover) => "confirmed; the restart waits for a grant",
+                Some(RecoveryMode::Fence) => "confirmed; mode Fence restarts nobody",
+                Some(RecoveryMode::Observe) => "confirmed; mode Observe neither fences nor restarts",
+                None => "confirmed, and not restarted yet",
+            },
+            "Granted" => "the restart is granted",
+            "Killed" => "the engine was killed and its container restarts",
+            "Fenced" => "a person keeps it out of traffic; `truebeat kubectl unfence` ends it",
+            "Restarting" => "the engine starts and does not serve yet",
+            other => other,
+        }
     }
 }
 
@@ -255,7 +255,7 @@ fn progressing(condition: &PodCondition) -> String {
 fn episode(json: &str, pod: &Pod) -> String {
     match serde_json::from_str::<Episode>(json) {
         Ok(episode) => {
-            let how_far = in_words(Step::of(&episode, pod));
+            let how_far = Step::of(&episode, pod).in_words();
             let what = format!("  episode {}: {}; {how_far}\n", episode.id, episode.class);
             what + &faults(&episode.xids)
         }
