@@ -61,6 +61,8 @@ apt_packages() {
   local wanted=()
   command -v nft >/dev/null || [ -x /usr/sbin/nft ] || wanted+=(nftables) # kube-proxy
   command -v ip >/dev/null || [ -x /usr/sbin/ip ] || wanted+=(iproute2)   # the cluster's network namespace
+  command -v iptables >/dev/null || [ -x /usr/sbin/iptables ] || wanted+=(iptables) # kube-router, as the next
+  command -v ipset >/dev/null || [ -x /usr/sbin/ipset ] || wanted+=(ipset)
   command -v openssl >/dev/null || wanted+=(openssl)                      # the cluster's keys
   if [ ! -x "$bin/runc" ]; then
     command -v pkg-config >/dev/null || wanted+=(pkg-config)

@@ -21,6 +21,7 @@ runc       runc                     github.com/opencontainers/runc              
 cni        cni/bridge               github.com/containernetworking/plugins/plugins/main/bridge          0 -
 cni        cni/loopback             github.com/containernetworking/plugins/plugins/main/loopback        0 -
 cni        cni/host-local           github.com/containernetworking/plugins/plugins/ipam/host-local      0 -
+kube-router kube-router             github.com/cloudnativelabs/kube-router/v2/cmd/kube-router           0 -
 helm       helm                     helm.sh/helm/v4/cmd/helm                                            0 -
 prometheus prometheus               github.com/prometheus/prometheus/cmd/prometheus                     0 remove_all_sd,enable_kubernetes_sd
 prometheus promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 remove_all_sd,enable_kubernetes_sd

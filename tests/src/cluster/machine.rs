@@ -56,6 +56,11 @@ fn node_faults(layout: &Layout) -> Vec<String> {
     if !exists("nft") {
         why.push("`nft` is missing (kube-proxy; package nftables)".to_owned());
     }
+    for program in ["iptables", "ipset"] {
+        if !exists(program) {
+            why.push(format!("`{program}` is missing (kube-router; package {program})"));
+        }
+    }
     if !exists("cc") {
         why.push("`cc` is missing (the pause program)".to_owned());
     }

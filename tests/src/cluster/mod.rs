@@ -12,6 +12,7 @@ mod machine;
 mod net;
 mod node;
 mod pki;
+mod policies;
 mod process;
 mod teardown;
 pub mod tools;
@@ -252,6 +253,14 @@ impl Cluster {
     /// When it cannot be started.
     pub fn spawn(&self, name: &str, argv: Vec<String>) -> Result<Identity> {
         process::start(&self.layout, name, &self.bin, argv)
+    }
+
+    /// From now on NetworkPolicies are enforced.
+    ///
+    /// # Errors
+    /// When what enforces them cannot be started.
+    pub fn enforce_network_policies(&self) -> Result<Identity> {
+        policies::enforce(&self.layout, &self.bin)
     }
 
     fn start(&self, options: &Options, watch: &Stopwatch) -> Result<()> {

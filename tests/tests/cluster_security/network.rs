@@ -1,4 +1,4 @@
-//! S9: what the policies let through, read as a network plugin reads them. (This cluster's bridge enforces none, so no packet is sent.)
+//! S9: what the policies let through, read as a network plugin reads them. (By packets: the story `s09_network_policies` of `e2e`.)
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

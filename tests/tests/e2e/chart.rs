@@ -9,9 +9,9 @@ use truebeat_tests::wait::until_async;
 use crate::kill::available;
 use crate::world::{BOUND, World};
 
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
-const SYSTEM: &str = "truebeat-system";
-const NAMESPACES: &str = r#"
+pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
+pub const SYSTEM: &str = "truebeat-system";
+pub const NAMESPACES: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata: {name: truebeat-system, labels: {pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}}
@@ -70,7 +70,7 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     helm(world, &["uninstall", "truebeat", "--wait", "--timeout", "90s"], &[]).map(drop)
 }
 
-async fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> {
+pub async fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> {
     times.act(&format!("helm {how}"));
     helm(world, &["install", "truebeat", CHART, "--wait", "--timeout", "90s"], &[])?;
     available(world)?;
@@ -80,7 +80,7 @@ async fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> 
 }
 
 /// `helm` with the image of these tests; `sets` on top.
-fn helm(world: &World<'_>, args: &[&str], sets: &[&str]) -> Result<String> {
+pub fn helm(world: &World<'_>, args: &[&str], sets: &[&str]) -> Result<String> {
     let mut all = vec!["--namespace", SYSTEM];
     all.extend(args);
     let (repository, tag) = OPERATOR_IMAGE.split_once(':').unwrap_or((OPERATOR_IMAGE, "latest"));

@@ -16,6 +16,7 @@ mod lifecycle;
 mod memory;
 mod mid_drain;
 mod mode;
+mod network;
 mod on_call;
 mod poison;
 mod probes;
@@ -36,7 +37,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 29] = [
+const STORIES: [&str; 30] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -66,6 +67,7 @@ const STORIES: [&str; 29] = [
     "delete",
     "chart",
     "kustomize",
+    "s09_network_policies",
 ];
 const ALWAYS: usize = 2;
 
@@ -128,6 +130,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "b8_upgrade_in_mid_drain" => mid_drain::story(world, &mut times).await,
         "another_operator" => upgrade::story(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
+        "s09_network_policies" => network::story(world, &mut times).await,
         "kustomize" => kustomize::story(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
     };
