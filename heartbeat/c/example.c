@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
     const unsigned long steps = argc > 1 ? strtoul(argv[1], NULL, 10) : 1000;
     const long step_ms = argc > 2 ? strtol(argv[2], NULL, 10) : 5;
     struct tb_identity who;
-    struct tb_writer page;
+    struct tb_writer page = {0};
     struct tb_beat beat = {0};
 
     int err = tb_identity_of_this_process(&who, 0, 1);

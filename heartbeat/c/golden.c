@@ -8,7 +8,7 @@ static void run_of(uint8_t *bytes, uint8_t first) {
 
 int main(int argc, char **argv) {
     struct tb_identity who = {4242, 1, 2, 2, 123456789, 0x1122334455667788u, {0}, {{0}}, 2};
-    struct tb_writer page;
+    struct tb_writer page = {0};
     struct tb_beat beat = {1, 20002, 303, 4, 5, 60006, TB_PREFILL, 7007, 0, 9009, 0, 11, 12, 1};
     if (argc != 2) return 2;
     run_of(who.boot_id, 0);

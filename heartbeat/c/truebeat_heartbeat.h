@@ -6,7 +6,7 @@
  * _POSIX_C_SOURCE as 200809L before the first include of your file; -std=gnu99 and C++ need no such thing.
  *
  *     struct tb_identity who;
- *     struct tb_writer page;
+ *     struct tb_writer page = {0};                          // all zeros (C++: {}): a writer without a page
  *     int err = tb_identity_of_this_process(&who, rank, world_size);
  *     if (err == 0) err = tb_open(&page, NULL, &who);       // once, at start; err is an errno value, 0 is success
  *     ...
@@ -15,8 +15,9 @@
  *
  * Bounds: tb_publish is 12 payload words and two of sequence, 14 stores and one fence (35 instructions with gcc -O2 on x86-64);
  * tb_record is 6 and two. No loop, lock, allocation or system call (H7); the caller reads the clock (tb_now_ns). One
- * thread at a time may publish to a page. A writer whose tb_open failed may be published to all the same: nothing happens, so an
- * engine needs no second code path for "no page". After fork() the child must tb_open a page of its own or leave it alone.
+ * thread at a time may publish to a page. A writer of zeros that was never opened, or whose tb_open failed, may be published to and
+ * closed all the same: nothing happens, so an engine needs no second code path for "no page". After fork() the child must tb_open a
+ * page of its own or leave it alone.
  */
 #ifndef TRUEBEAT_HEARTBEAT_H
 #define TRUEBEAT_HEARTBEAT_H

@@ -33,7 +33,7 @@ def load(version, page_dir, before=None, register_first=True):
     return plugin, modules
 
 
-def config(world_size=1, engines=1, engine=0):
-    """As much of a VllmConfig as the plugin looks at."""
+def config(world_size=1, engines=1, engine=0, overlaps=False):
+    """As much of a VllmConfig as the plugin and the fakes look at; `overlaps`: scheduling is asynchronous."""
     parallel = SimpleNamespace(world_size=world_size, data_parallel_size=engines, data_parallel_rank=engine)
-    return SimpleNamespace(parallel_config=parallel)
+    return SimpleNamespace(parallel_config=parallel, scheduler_config=SimpleNamespace(async_scheduling=overlaps))

@@ -14,13 +14,16 @@ class Plugged(unittest.TestCase):
         self.addCleanup(kept.cleanup)
         self.dir = kept.name
         self.told = []
+        self.listen()
+        self.addCleanup(fake.forget)
+
+    def listen(self):
         handler = logging.Handler()
         handler.emit = lambda record: self.told.append(record.getMessage())
         logger = logging.getLogger("vllm.truebeat")
         logger.addHandler(handler)
         logger.propagate = False
         self.addCleanup(logger.removeHandler, handler)
-        self.addCleanup(fake.forget)
 
     def page(self, rank=0):
         return look(os.path.join(self.dir, "rank-%d.beat" % rank))

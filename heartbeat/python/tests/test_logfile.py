@@ -1,4 +1,5 @@
 """TRUEBEAT_LOG_FILE: vLLM's lines reach the agent's file whole, from several processes, and no error of that file reaches vLLM."""
+import importlib
 import io
 import logging
 import os
@@ -8,6 +9,8 @@ import tempfile
 import unittest
 from unittest import mock
 
+import fake
+from plugged import Plugged
 from truebeat_heartbeat import logfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -127,6 +130,68 @@ class LogFileTest(unittest.TestCase):
         self.logger.error("parent again")
         pids = [line.partition("pid=")[2].partition(")")[0] for line in self.lines()]
         self.assertEqual(pids, [str(os.getpid()), str(child), str(os.getpid())])
+
+
+class FollowTest(Plugged):
+    """vLLM configures its log again after it has loaded its plugins."""
+
+    def test_the_log_goes_where_the_agent_reads_it_after_vllm_configured_it_again(self):
+        path = os.path.join(self.dir, "engine.log")
+        self.addCleanup(logging.getLogger("vllm").handlers.clear)
+        for imported_before in (True, False):
+            with self.subTest(imported_before=imported_before), mock.patch.dict(os.environ, {"TRUEBEAT_LOG_FILE": path}):
+                fake.load("0.32.0", self.dir, lambda modules: self.vllm_s_log() if imported_before else None)
+                log = self.vllm_s_log()
+                for number in range(3):
+                    log.configure_logging("INFO")
+                    log.init_logger("vllm.v1.engine.core").error("line %d of %s", number, imported_before)
+                with open(path, encoding="utf-8") as file:
+                    text = file.read()
+                self.assertEqual([text.count("line %d of %s" % (number, imported_before)) for number in range(3)], [1, 1, 1])
+
+    def vllm_s_log(self):
+        module = importlib.import_module("vllm.logger")
+        if not logging.getLogger("vllm").handlers:
+            module._configure_vllm_root_logger()  # as it does when it is imported
+        return module
+
+    def test_a_forked_process_that_configures_its_log_is_heard(self):
+        path = os.path.join(self.dir, "engine.log")
+        self.addCleanup(logging.getLogger("vllm").handlers.clear)
+        with mock.patch.dict(os.environ, {"TRUEBEAT_LOG_FILE": path}):
+            fake.load("0.32.0", self.dir, lambda modules: self.vllm_s_log())
+            child = os.fork()
+            if child == 0:
+                log = sys.modules["vllm.logger"]
+                log.configure_logging("INFO")
+                log.init_logger("vllm.v1.engine.core").error("EngineCore encountered a fatal error.")
+                os._exit(0)
+            os.waitpid(child, 0)
+        with open(path, encoding="utf-8") as file:
+            self.assertRegex(file.read(), r"pid=%d\) ERROR .*EngineCore encountered a fatal error\.\n$" % child)
+
+    def test_an_error_of_vllm_s_is_its_own_and_one_of_ours_is_nobody_s(self):
+        self.addCleanup(logging.getLogger("vllm").handlers.clear)
+        with mock.patch.dict(os.environ, {"TRUEBEAT_LOG_FILE": os.path.join(self.dir, "engine.log")}):
+            fake.load("0.32.0", self.dir)
+            log = self.vllm_s_log()
+            with self.assertRaises(ValueError):
+                log.configure_logging("no such level")
+            logfile = sys.modules["truebeat_heartbeat.logfile"]
+            with mock.patch.object(logfile, "LogFile", side_effect=KeyError("ours")), mock.patch.object(logfile, "log") as told:
+                log.configure_logging("INFO")
+        self.assertIn("the log no longer goes to", told.warning.call_args.args[0])
+
+    def test_a_version_that_configures_its_log_otherwise_is_told_where_somebody_reads_it(self):
+        def rename(modules):
+            del self.vllm_s_log()._configure_vllm_root_logger
+            self.listen()  # vLLM's configuration takes our handler away as well
+        self.addCleanup(logging.getLogger("vllm").handlers.clear)
+        for path, told in ((os.path.join(self.dir, "engine.log"), 1), ("", 0)):
+            self.told.clear()
+            with mock.patch.dict(os.environ, {"TRUEBEAT_LOG_FILE": path}):
+                fake.load("0.32.0", self.dir, rename, register_first=False)
+            self.assertEqual(sum("_configure_vllm_root_logger" in line for line in self.told), told)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,12 @@ def missing(what, effect):
     log.warning("truebeat: hook missing: %s (%s)", what, effect)
 
 
+def never_came(module_name, effect):
+    """Tells of a module that `on_import` still waits for, at a time when each version that has it has imported it."""
+    if module_name in _waiting:
+        missing("module " + module_name, effect)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path, target=None):
         if fullname not in _waiting:

@@ -9,6 +9,8 @@ import os
 import stat
 import time
 
+from .hooks import around, log, missing, on_import
+
 VARIABLE = "TRUEBEAT_LOG_FILE"
 BYTES_MAX = 8 << 20
 LINE_CHARS_MAX = 64 << 10
@@ -23,6 +25,29 @@ def install(logger_name="vllm"):
     if not path or not logger.hasHandlers() or any(getattr(handler, "truebeat", False) for handler in logger.handlers):
         return
     logger.addHandler(LogFile(path))
+
+
+def follow():
+    """vLLM configures its logger again later (its options name a level or a file; a forked process does so first of all), which strips it
+    of our handler, and a process loads its plugins once: so the file is added after each time."""
+    if os.environ.get(VARIABLE):
+        on_import("vllm.logger", _hook)
+
+
+def _hook(module):
+    if not around(module, "_configure_vllm_root_logger", _configured):
+        missing("vllm.logger._configure_vllm_root_logger", "where vLLM configures its log again, %s ends there" % VARIABLE)
+
+
+def _configured(original):
+    def configure(*args, **kwargs):
+        result = original(*args, **kwargs)
+        try:
+            install()
+        except Exception as error:  # noqa: BLE001: vLLM must not notice
+            log.warning("truebeat: the log no longer goes to %s: %r", os.environ.get(VARIABLE), error)
+        return result
+    return configure
 
 
 class LogFile(logging.Handler):

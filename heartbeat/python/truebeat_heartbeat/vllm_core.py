@@ -2,9 +2,11 @@
 
 An exception of ours takes the page away and leaves the engine alone.
 """
-from .hooks import around, log, missing, of_itself_alone, ours
+from .hooks import around, log, missing, never_came, of_itself_alone, ours
 from .page import FAILED, IDLE, WARM_UP, identity_of_this_process, page_dir
 from .vllm_core_page import STARTUP_LEASE_MS, CoreBeat
+
+EXECUTOR, CORE = "vllm.v1.executor.abstract", "vllm.v1.engine.core"
 
 _beat = None
 
@@ -53,6 +55,8 @@ def install_core(module):
     for name in lacking:
         missing(name, "the engine core has no page")
     _CORE["ready"] = not lacking
+    # the core imports it before all else that it does
+    never_came(EXECUTOR, "the engine core has no page")
     for name, make, effect in (("add_request", _add_request, "requests finished and prompts owed stay 0"),
                                ("abort_requests", _abort_requests, "prompts owed are right again when the engine is idle")):
         if not around(core, name, make):
@@ -81,6 +85,7 @@ def _make_page(vllm_config, executor_class):
     global _beat
     try:
         directory = page_dir()
+        never_came(CORE, "the engine core has no page")
         if directory is None or not _CORE["ready"]:
             return
         rank, world, engines = place(vllm_config, executor_class)
@@ -139,11 +144,21 @@ def _quietly(beat, action, *args):
 
 def _add_request(original):
     def add_request(self, request, *args, **kwargs):
+        known = _knows(self, request)
         result = original(self, request, *args, **kwargs)
         if _beat is not None:
-            _quietly(_beat, _beat.adds, self, request)
+            _quietly(_beat, _beat.adds, self, request, known)
         return result
     return add_request
+
+
+def _knows(engine, request):
+    """Has this engine a request of that id already? Asked before it takes this one in."""
+    try:
+        return _beat is not None and request.request_id in engine.scheduler.requests
+    except Exception as error:  # noqa: BLE001
+        _beat.gives_up(error)
+        return False
 
 
 def _abort_requests(original):

@@ -4,19 +4,20 @@ The core's main thread alone publishes. A step is published when it begins (so a
 with prompt tokens is handed to the workers (its size scales the lease), and when it ends. What stands on the way of every step of
 decode is written for speed: it does in place what `Writer` has functions for.
 """
-import os
 import time
 from collections import deque
 
 from .hooks import log, missing, takes
 from .page import (BEAT, BEAT_PAYLOAD, BEAT_SEQ, DECODE, HEADER_LEN, IDLE, LOAD, OK, PREFILL, RECORD, RECORD_LEN, RING_LEN, SLEEP,
                    Writer)
+from .settings import whole_number
 
-# How long a phase may last as far as anybody can say who does not know the machine (H5.3); readers cap it and learn the rest.
-STEP_LEASE_MS = int(os.environ.get("TRUEBEAT_STEP_LEASE_MS") or 120_000)
-TOKEN_LEASE_US = int(os.environ.get("TRUEBEAT_TOKEN_LEASE_US") or 10_000)
-STARTUP_LEASE_MS = 900_000
 LEASE_MS_MAX = 2**32 - 1
+# How long a phase may last as far as anybody can say who does not know the machine (H5.3); readers cap it and learn the rest.
+# A lease of 0 would be none.
+STEP_LEASE_MS = whole_number("TRUEBEAT_STEP_LEASE_MS", 120_000, 1, LEASE_MS_MAX)
+TOKEN_LEASE_US = whole_number("TRUEBEAT_TOKEN_LEASE_US", 10_000, 0, LEASE_MS_MAX)
+STARTUP_LEASE_MS = 900_000
 
 _now = time.monotonic_ns
 _pack = BEAT.pack_into
@@ -45,7 +46,8 @@ class CoreBeat(Writer):
         # running and waiting where the page says: between two steps of decode, nothing else known since; -1: it says something else
         self.decoding = self.queued = -1
         self.phase, self.entered = LOAD, _now()
-        # batches handed out and not come back: (when, prompt tokens, decode tokens, requests, ids that owe; None: a token each at most)
+        # batches handed out and not come back, the oldest first: (when, prompt tokens, decode tokens, requests, where in their prompts it
+        # begins those that owe; None: a token each at most)
         self.flight = deque()
         self.flight_tokens = self.started = self.extra = 0
         self.counted = self.asleep = False
@@ -93,9 +95,7 @@ class CoreBeat(Writer):
                 fence()
             words[BEAT_SEQ] = seq
             return
-        tokens = self.flight_tokens
-        self.says(now, running, waiting, PREFILL if tokens else DECODE, tokens and self.prompt(),
-                  lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
+        self.says_step(now, running, waiting, now)
 
     def prepare(self, engine):
         """At the first step, or the first rest before it: which queues this version has, and a hand on what goes to the workers."""
@@ -128,7 +128,7 @@ class CoreBeat(Writer):
         scheduled = output.num_scheduled_tokens
         spec = output.scheduled_spec_decode_tokens
         drafted = sum(map(len, spec.values())) if spec else 0
-        owing = tuple(self.owing.keys() & scheduled.keys())
+        owing = self.starts(engine.scheduler.requests, scheduled)
         tokens = 0
         if owing or total > requests + drafted:
             tokens = max(0, total - (requests - len(owing)) - drafted)
@@ -137,15 +137,37 @@ class CoreBeat(Writer):
         if tokens:
             self.flight_tokens += tokens
             scheduler = engine.scheduler
-            self.says(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.prompt(),
-                      lease_ms(self.flight_tokens), self.started)
+            self.says_step(now, len(scheduler.running), self.waiting(scheduler), self.started)
 
-    def prompt(self):
-        """Prompt tokens of the step that is the next one of its kind to end: batches come back one after another."""
-        for _, tokens, *_ in self.flight:
-            if tokens:
-                return tokens
-        return 0
+    def starts(self, requests, scheduled):
+        """Of those in a batch that owe: where in its prompt it begins each.
+
+        Batches overlap, and a prompt is owed until its last chunk is back: one that is computed up to its end already decodes.
+        """
+        found = {}
+        for request_id in self.owing.keys() & scheduled.keys():
+            request, start = requests.get(request_id), 0
+            if request is not None:
+                start = request.num_computed_tokens - scheduled[request_id]  # vLLM counts them as computed when it hands them out
+                if start >= request.num_prompt_tokens:
+                    continue
+            found[request_id] = max(0, start)
+        return found
+
+    def says_step(self, now, running, waiting, started):
+        """A step is under way: what is waited for is the oldest batch, for they come back in their order. The lease is of all of them."""
+        flight, tokens = self.flight, self.flight_tokens
+        ahead = flight[0][1] if flight else 0
+        self.says(now, running, waiting, PREFILL if ahead else DECODE, ahead, lease_ms(tokens) if tokens else STEP_LEASE_MS, started)
+
+    def says_between(self, now, scheduler, running, waiting):
+        """No step is under way."""
+        if not (running or waiting or self.flight):
+            self.says(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+        elif self.asleep and (not running or self.kept(scheduler)):
+            self.says(now, running, waiting, SLEEP, 0, lease_ms(self.flight_tokens), 0)
+        else:
+            self.says_step(now, running, waiting, 0)
 
     def serves(self, engine):
         """A call that is no request begins (an adapter, weights, a profile): no step is begun before it ends, which may take long."""
@@ -157,13 +179,8 @@ class CoreBeat(Writer):
 
     def served(self, engine):
         if self.started == 0 and self.beside is not None:
-            scheduler, tokens = engine.scheduler, self.flight_tokens
-            running, waiting = len(scheduler.running), self.waiting(scheduler)
-            if running or waiting or self.flight:
-                phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
-                self.says(_now(), running, waiting, phase, self.prompt(), lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
-            else:
-                self.says(_now(), 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+            scheduler = engine.scheduler
+            self.says_between(_now(), scheduler, len(scheduler.running), self.waiting(scheduler))
 
     def waiting(self, scheduler):
         waiting = len(scheduler.waiting) + self.beside(scheduler)
@@ -192,7 +209,7 @@ class CoreBeat(Writer):
             queue = engine.batch_queue
             left = 0 if queue is None else _batches(queue)
             while len(flight) > left:
-                # back from the workers: when it left, prompt tokens, decode tokens, requests, ids that owed
+                # back from the workers: when it left, prompt tokens, decode tokens, requests, those that owed
                 began, tokens, decoded, requests, owing = flight.popleft()
                 self.steps = steps = self.steps + 1
                 # `record`, in place
@@ -222,7 +239,6 @@ class CoreBeat(Writer):
             extra, waiting = max(0, extra - parked), max(0, waiting - parked)
         self.extra = extra
         self.started = 0
-        tokens = self.flight_tokens
         if running and running == self.decoding and waiting == self.queued and not self.asleep:
             # nothing but two counters has changed since the last step of decode: `says`, of these alone
             words, fence = self.words, self.fence
@@ -240,14 +256,14 @@ class CoreBeat(Writer):
         elif running or waiting or flight:
             if len(self.owing) > running + waiting:
                 self.lets_go(scheduler.requests)
-            phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
-            self.says(now, running, waiting, phase, tokens and self.prompt(), lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
-            if phase == DECODE:
+            self.says_between(now, scheduler, running, waiting)
+            # not where a prompt comes behind: the next step begins with its size or its lease
+            if self.phase == DECODE and not self.flight_tokens:
                 self.decoding, self.queued = running, waiting
         else:
             self.owing.clear()
             self.owed = 0
-            self.says(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+            self.says_between(now, scheduler, 0, 0)
 
     def kept(self, scheduler):
         """Is nothing under way, and will none of these requests be given a step before the pause is over?"""
@@ -258,7 +274,15 @@ class CoreBeat(Writer):
         """These have had a part of their prompts computed."""
         for request_id in owing:
             request = requests.get(request_id)
-            self.owe(request_id, 0 if request is None else max(0, request.num_prompt_tokens - request.num_computed_tokens))
+            self.owe(request_id, 0 if request is None else self.left(request))
+
+    def left(self, request):
+        """Prompt tokens of it that no batch has brought back."""
+        done = request.num_computed_tokens
+        for batch in self.flight:
+            if batch[4]:
+                done = min(done, batch[4].get(request.request_id, done))
+        return max(0, request.num_prompt_tokens - done)
 
     def owe(self, request_id, tokens):
         self.decoding = -1
@@ -271,10 +295,16 @@ class CoreBeat(Writer):
         for request_id in self.owing.keys() - requests.keys():
             self.owe(request_id, 0)
 
-    def adds(self, engine, request):
-        self.admitted += 1
+    def adds(self, engine, request, known):
+        """A request has come, or (`known`) the next part of a session that streams its prompt under one id."""
         # the core ends some at once (one that was aborted before it came): nothing of them is owed
-        if request.request_id not in engine.scheduler.requests:
+        held = engine.scheduler.requests.get(request.request_id)
+        if not known:
+            self.admitted += 1
+        elif held is not None:
+            self.owe(request.request_id, self.left(held))
+            return
+        if held is None:
             self.owe(request.request_id, 0)
             return
         tokens = getattr(request, "num_prompt_tokens", None)

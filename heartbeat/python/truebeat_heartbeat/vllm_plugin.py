@@ -18,6 +18,7 @@ def register():
     global _registered
     try:
         logfile.install()
+        logfile.follow()
         directory = page_dir()
         if directory is None:
             log.debug("truebeat: no page directory (TRUEBEAT_PAGE_DIR): nothing is published")
@@ -27,9 +28,9 @@ def register():
             return
         _registered = True
         os.register_at_fork(after_in_child=_forked)
-        on_import("vllm.v1.executor.abstract", vllm_core.install_executor)
-        on_import("vllm.v1.engine.core", vllm_core.install_core)
-        on_import("vllm.v1.worker.worker_base", vllm_worker.install_base)
+        on_import(vllm_core.EXECUTOR, vllm_core.install_executor)
+        on_import(vllm_core.CORE, vllm_core.install_core)
+        on_import(vllm_worker.BASE, vllm_worker.install_base)
         on_import("vllm.v1.worker.gpu_worker", vllm_worker.install_worker)
         on_import("vllm.v1.worker.gpu_model_runner", vllm_worker.install_runner)
         on_import("vllm.v1.worker.gpu.model_runner", vllm_worker.install_runner)

@@ -22,6 +22,9 @@ class NPUWorker(WorkerBase):
     def sleep(self, level=1):
         pass
 
+    def wake_up(self, tags=None):
+        pass
+
 
 class OtherNPUWorker(NPUWorker):
     """Starts up by itself, without its base."""

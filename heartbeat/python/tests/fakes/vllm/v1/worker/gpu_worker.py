@@ -1,4 +1,4 @@
-"""Worker: owns a model runner; samples in a call of its own from 0.12 on."""
+"""Worker: owns a model runner; samples in a call of its own from 0.12 on, and promises the outcome where scheduling is asynchronous."""
 from vllm import VERSION
 from vllm.v1.worker.worker_base import WorkerBase
 
@@ -24,7 +24,7 @@ class Worker(WorkerBase):
 
     def execute_model(self, scheduler_output):
         output = self.model_runner.execute_model(scheduler_output)
-        return None if VERSION >= (0, 12) else output
+        return None if VERSION >= (0, 12) and scheduler_output.total_num_scheduled_tokens else output
 
     def sleep(self, level=1):
         pass
@@ -34,7 +34,10 @@ class Worker(WorkerBase):
 
 
 if VERSION >= (0, 12):
+    from vllm.v1.outputs import AsyncOutput
+
     def _sample_tokens(self, grammar_output):
-        return self.model_runner.sampled(grammar_output)
+        output = self.model_runner.sampled(grammar_output)
+        return AsyncOutput() if self.vllm_config.scheduler_config.async_scheduling else output
 
     Worker.sample_tokens = _sample_tokens
