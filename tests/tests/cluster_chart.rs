@@ -159,8 +159,10 @@ fn every_value_shows_in_what_is_rendered() {
         ("crds.keep=false", "annotations: {helm.sh/resource-policy: keep}"), // of the policy of agents that outlive the chart
         ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
         ("admissionPolicy.knownBad=false", "truebeat-known-bad"),
+        ("lease.install=false", "kind: Lease"),
         ("rbac.aggregate=false", "rbac.authorization.k8s.io/aggregate-to-"),
         ("podDisruptionBudget.enabled=false", "kind: PodDisruptionBudget"),
+        ("podDisruptionBudget.enabled=false", "unhealthyPodEvictionPolicy: AlwaysAllow"), // or a sick candidate blocks them
         ("replicas=1", "kind: PodDisruptionBudget"), // one candidate and a budget of one would block every drain
     ] {
         assert!(
@@ -209,6 +211,13 @@ fn every_value_shows_in_what_is_rendered() {
     let ports = ["networkPolicy.enabled=true", "networkPolicy.apiServerPorts={8443}"];
     assert!(stdout(&template(&ports)).contains("port: 8443"));
     assert!(stdout(&template(&["dashboard.enabled=true", "dashboard.labels.mine=yes1"])).contains("mine: yes1"));
+    let sets = "watchNamespace=serving,prometheusRule.enabled=true,admissionPolicy.install=false";
+    let notes = ["install", "truebeat", CHART, "--dry-run=client", "--set", sets];
+    let notes = stdout(&run("helm", &notes, CHART.as_ref()));
+    let kept = "kubectl delete validatingadmissionpolicybinding,validatingadmissionpolicy truebeat-agent-own-pod-only";
+    for each in ["\nNOTES:\n", kept, "belong in one\nrelease of the cluster alone"] {
+        assert!(notes.contains(each), "what the notes lack: {each}");
+    }
 }
 
 /// Pods as the operator makes them, by the snapshot that its own tests hold.
@@ -242,6 +251,7 @@ fn pod_monitors_find_the_pods_that_there_are() {
         let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
         assert!(named.contains(&endpoint["port"]), "{} of {named:?}", endpoint["port"]);
         for relabeling in endpoint["relabelings"].as_array().into_iter().flatten() {
+            assert!(relabeling["action"].is_string(), "the CRD adds it, and Argo CD is never in sync: {relabeling}");
             let labels = template["metadata"]["labels"].as_object().unwrap();
             let meta = |label: &String| {
                 let word: String = label.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -301,6 +311,7 @@ fn wrong_values_are_refused_by_name() {
         ("fleet=null", "fleet"),
         ("serviceAccount=null", "serviceAccount"),
         ("networkPolicy.apiServerPorts=null", "apiServerPorts"),
+        ("lease.install=maybe", "install"),
         ("prometheusRule.startMax=null", "startMax"),
         ("prometheusRule.runbookUrl=null", "runbookUrl"),
         ("podLabels.app\\.kubernetes\\.io/component=x", "app.kubernetes.io/component"),
