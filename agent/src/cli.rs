@@ -289,7 +289,7 @@ pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCod
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dirs::fresh(&std::env::temp_dir()));
     let page_dir = run_dirs::for_pages(&agent_dir);
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
-    let mut watch = args.watch.for_run(page_dir.clone(), log_path.clone());
+    let mut watch = args.watch.for_run(&args.command, page_dir.clone(), log_path.clone());
     // who asks for evidence may stand in another folder than who runs
     watch.bundle_dir = std::path::absolute(&watch.bundle_dir).unwrap_or(watch.bundle_dir);
     // What gate or detector would refuse for ever is refused before an engine has loaded its model beside them.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ::http::Uri;
 use clap::{Args, ValueEnum};
 
+use crate::launch::address;
 use crate::policy::changed_policy;
 use crate::report::PodIdentity;
 use crate::sources::{SourcesConfig, ras};
@@ -110,9 +111,9 @@ pub struct PoisonArgs {
 /// The detector's options that make sense in `truebeat run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunWatchArgs {
-    /// The engine's own address.
-    #[arg(long, env = "TRUEBEAT_ENGINE_URL", default_value = "http://127.0.0.1:8000")]
-    pub engine_url: Uri,
+    /// The engine's own address. Default: what its command says (`--host`, `--port`), or where such an engine usually listens.
+    #[arg(long, env = "TRUEBEAT_ENGINE_URL")]
+    pub engine_url: Option<Uri>,
     /// Where evidence bundles go.
     #[arg(long, env = "TRUEBEAT_BUNDLE_DIR", default_value = "truebeat-bundles")]
     pub bundle_dir: PathBuf,
@@ -137,10 +138,10 @@ pub struct RunWatchArgs {
 }
 
 impl RunWatchArgs {
-    /// The detector's options of a run with these directories.
-    pub fn for_run(self, page_dir: PathBuf, log_file: PathBuf) -> WatchArgs {
+    /// The detector's options of a run of this command with these directories.
+    pub fn for_run(self, command: &[OsString], page_dir: PathBuf, log_file: PathBuf) -> WatchArgs {
         WatchArgs {
-            engine_url: self.engine_url,
+            engine_url: self.engine_url.unwrap_or_else(|| address::of_command(command)),
             page_dir,
             ranks: RANKS,
             bundle_dir: self.bundle_dir,
@@ -295,7 +296,7 @@ mod tests {
     #[test]
     fn the_options_of_a_run_are_options_of_the_detector() {
         let given = ["x", "--engine-url=http://127.0.0.1:1", "--notes-dir=/n"];
-        let args = RunLine::try_parse_from(given).unwrap().watch.for_run("/p".into(), "/l".into());
+        let args = RunLine::try_parse_from(given).unwrap().watch.for_run(&[], "/p".into(), "/l".into());
         let words = std::iter::once(OsString::from("x")).chain(args.to_args());
         let config = Line::try_parse_from(words).unwrap().watch.into_config("/a".into()).unwrap();
         assert!(config.standalone && config.pod.is_none());

@@ -30,6 +30,8 @@ pub enum Excuse {
     Compiling,
     /// Every request in flight waits for its own client to read or to send, and no loop that keeps leases holds work: that waits for no client.
     ClientBlocked,
+    /// The engine has come up at a port that is not the one that is asked: nothing of its work is seen, and its start is no start that hangs.
+    Elsewhere,
 }
 
 impl Excuse {
@@ -50,6 +52,11 @@ impl Excuse {
             Self::Throttled => ("proc", "the cgroup's CPU quota held the process: that time does not count"),
             Self::Compiling => ("proc", "compiler children burn CPU: their time does not count"),
             Self::ClientBlocked => ("gate", "every request in flight waits for its own client to read or to send"),
+            Self::Elsewhere => (
+                "frontend",
+                "nobody is at the port that is asked, and the engine answers at another, which the agent's log names: it is looked for in \
+                 the wrong place (--engine-url)",
+            ),
         }
     }
 }
@@ -265,6 +272,7 @@ impl SilenceClock {
         let blocked =
             obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight)
                 && !pages.iter().any(leased_work);
+        let elsewhere = obs.frontend.fresh(now_ms, policy.metrics_fresh_ms).is_some_and(|front| front.elsewhere);
         let found = [
             (obs.maintenance, Excuse::Maintenance),
             (gauge_sleeps || page_sleeps, Excuse::Asleep),
@@ -275,6 +283,7 @@ impl SilenceClock {
             (proc.is_some_and(|p| p.throttled) && self.held_ms < throttled_ms_max, Excuse::Throttled),
             (within(self.compiled_ms, 2_000) && self.held_ms < policy.startup_lease_cap_ms, Excuse::Compiling),
             (blocked, Excuse::ClientBlocked),
+            (starts && elsewhere, Excuse::Elsewhere),
         ];
         found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
     }

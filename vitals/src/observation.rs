@@ -342,6 +342,9 @@ pub struct FrontendObs {
     pub silent_since_ms: Option<Ms>,
     /// Has it answered since the engine's start?
     pub ever_answered: bool,
+    /// Nobody is at the port that is asked, and the engine's own processes list its models at another.
+    #[serde(default)]
+    pub elsewhere: bool,
 }
 
 /// One signature found in the log.

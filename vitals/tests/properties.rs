@@ -264,12 +264,13 @@ fn observations() -> impl Strategy<Value = Observation> {
         sm_clock_mhz: None,
         silent_since_ms: None,
     });
-    let front = any::<(bool, Option<u16>, Option<u64>, bool)>().prop_map(
-        |(answers, status, silent_since_ms, ever_answered)| FrontendObs {
+    let front = any::<(bool, Option<u16>, Option<u64>, bool, bool)>().prop_map(
+        |(answers, status, silent_since_ms, ever_answered, elsewhere)| FrontendObs {
             answers,
             status,
             silent_since_ms,
             ever_answered,
+            elsewhere,
         },
     );
     let log = prop_oneof![Just("vllm-paused"), Just("vllm-resumed"), Just("vllm-core-fatal"), Just("nonsense")]

@@ -28,6 +28,21 @@ fn a_port_that_nobody_listens_on_tells_a_start_up_that_no_probe_follows() {
     }
 }
 
+/// An engine with a port that nobody told us of would be ended every five minutes for nothing.
+#[test]
+fn an_engine_that_has_come_up_elsewhere_is_looked_for_in_the_wrong_place_and_hangs_not() {
+    let mut sim = Sim::foreign();
+    sim.cpu = 5;
+    let seen = sim.frontend.as_mut().unwrap();
+    seen.elsewhere = true;
+    assert_eq!(sim.silence_until(2_000_000, suspect), None, "{:?}", sim.last);
+    let told = sim.last.as_ref().unwrap();
+    assert_eq!(told.verdict, Verdict::Starting);
+    assert!(told.reasons[0].text.contains("--engine-url"), "{:?}", told.reasons);
+    sim.frontend.as_mut().unwrap().elsewhere = false;
+    assert!(sim.silence_until(400_000, suspect).is_some(), "that one was no engine");
+}
+
 #[test]
 fn what_its_workers_read_or_write_is_progress_without_a_probe() {
     let counts: [fn(&mut ProcObs) -> &mut Option<u64>; 3] =
@@ -121,7 +136,8 @@ fn a_worker_that_starts_for_ever_does_not_hold_an_engine_that_serves() {
     let through = sim.page.as_mut().unwrap();
     (through.phase, through.lease_ms) = (PagePhase::Idle, 0);
     assert_eq!(sim.tick(100).verdict, Verdict::Starting, "nobody answers yet");
-    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+    let up =
+        FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true, elsewhere: false };
     sim.frontend = Some(up);
     let told = sim.tick(100);
     assert!(told.verdict == Verdict::Idle && told.actions == [Action::Unfence], "{told:?}");
@@ -145,7 +161,8 @@ fn a_page_that_comes_after_the_first_answer_tells_that_it_still_starts() {
 
 /// An engine of two ranks whose front end answers, and the pages that it does not have yet.
 fn answers_without_a_page() -> (Sim, (Option<PageObs>, Vec<PageObs>)) {
-    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+    let up =
+        FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true, elsewhere: false };
     let mut sim = Sim { frontend: Some(up), ..two_ranks() };
     sim.detector = Detector::new(Policy::default(), common::T0);
     let pages = (sim.page.take(), std::mem::take(&mut sim.peers));

@@ -2,6 +2,7 @@
 //!
 //! The kubelet's part of the work, for one machine. Whether the engine is well is not asked here.
 
+pub mod address;
 mod capped_log;
 mod disk;
 mod engine_file;

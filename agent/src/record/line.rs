@@ -173,7 +173,13 @@ mod tests {
         let gate = GateObs { in_flight: 3, last_delivery_ms, quietest_begun_ms, ..GateObs::default() };
         let proc = ProcObs { alive: true, started_ms: NOW - 60_000, state: Some('R'), ..ProcObs::default() };
         let proc = ProcObs { threads_at_ms: Some(NOW - 400), ..proc };
-        let frontend = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+        let frontend = FrontendObs {
+            answers: true,
+            status: Some(200),
+            silent_since_ms: None,
+            ever_answered: true,
+            elsewhere: false,
+        };
         Observation {
             proc: Signal::at(NOW, proc),
             pages: Signal::at(NOW, vec![page]),
@@ -193,7 +199,8 @@ mod tests {
     #[test]
     fn a_front_end_that_answers_by_another_path_than_health_is_read_as_one() {
         let mut obs = obs();
-        let elsewhere = FrontendObs { answers: true, status: None, silent_since_ms: None, ever_answered: true };
+        let elsewhere =
+            FrontendObs { answers: true, status: None, silent_since_ms: None, ever_answered: true, elsewhere: false };
         obs.frontend = Signal::at(NOW, elsewhere);
         let line = Lines::default().line(NOW, &obs, None);
         assert_eq!(Reader::default().read(1, &line).unwrap().1.frontend.value, Some(elsewhere));

@@ -15,9 +15,11 @@ use vitals::engine_metrics::EngineKind;
 use vitals::observation::{FrontendObs, Signal};
 
 use super::clock::monotonic_ms;
+use super::elsewhere::Elsewhere;
 use super::get::{Get, GetError, with_path};
 use super::haste::{Haste, Rounds};
 use super::scrape::KnownEngine;
+use super::tree::EngineProcess;
 use crate::ticker::Timer;
 
 const PROBES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
@@ -31,11 +33,11 @@ pub struct FrontendProbe {
 }
 
 impl FrontendProbe {
-    /// Starts probing an engine, whose kind the scraper may come to know. Needs a tokio runtime.
-    pub fn spawn(engine_url: &Uri, haste: Haste, kind: KnownEngine) -> Self {
+    /// Starts probing an engine, whose kind the scraper may come to know, and which may be elsewhere. Needs a tokio runtime.
+    pub fn spawn(engine_url: &Uri, haste: Haste, kind: KnownEngine, engine: Option<EngineProcess>) -> Self {
         let state = Arc::new(Mutex::new(Signal::default()));
-        let asker = Asker::new(engine_url, kind);
-        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(asker, Arc::clone(&state), haste)));
+        let who = (Asker::new(engine_url, kind), Elsewhere::of(engine));
+        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(who, Arc::clone(&state), haste)));
         Self { state, _task: task }
     }
 
@@ -45,14 +47,22 @@ impl FrontendProbe {
     }
 }
 
-async fn probe_forever(mut asker: Asker, state: Arc<Mutex<Signal<FrontendObs>>>, haste: Haste) {
+async fn probe_forever(
+    (mut asker, mut elsewhere): (Asker, Elsewhere),
+    state: Arc<Mutex<Signal<FrontendObs>>>,
+    haste: Haste,
+) {
     let mut known: Option<FrontendObs> = None;
     let mut timer = Timer::start();
     loop {
         let began = Instant::now();
         let asked_ms = monotonic_ms();
         let answer = asker.ask().await;
-        let next = judge(known, asked_ms, answer.as_ref().copied());
+        let mut next = judge(known, asked_ms, answer.as_ref().copied());
+        // one that has answered here is here
+        if !next.ever_answered && matches!(answer, Err(GetError::Refused { .. })) {
+            next.elsewhere = elsewhere.is_there_another(&asker.health.uri).await;
+        }
         known = Some(next);
         *state.lock().unwrap_or_else(PoisonError::into_inner) = Signal::at(monotonic_ms(), next);
         haste.rest(began, PROBES, &mut timer).await;
@@ -115,12 +125,15 @@ fn judge(known: Option<FrontendObs>, asked_ms: u64, answer: Result<Option<u16>, 
     let silent_since = known.and_then(|known| known.silent_since_ms);
     let ever_answered = known.is_some_and(|known| known.ever_answered);
     match answer {
-        Ok(status) => FrontendObs { answers: true, status, silent_since_ms: None, ever_answered: true },
+        Ok(status) => {
+            FrontendObs { answers: true, status, silent_since_ms: None, ever_answered: true, elsewhere: false }
+        }
         Err(_) => FrontendObs {
             answers: false,
             status: None,
             silent_since_ms: silent_since.or(Some(asked_ms)),
             ever_answered,
+            elsewhere: false,
         },
     }
 }

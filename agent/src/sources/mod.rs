@@ -10,6 +10,7 @@ mod beat;
 pub(crate) mod cgroup;
 pub mod clock;
 mod cores;
+mod elsewhere;
 mod exit;
 pub mod facts;
 mod frontend;
@@ -301,9 +302,8 @@ impl Sources {
     fn start_missing(&mut self) {
         if self.probes.is_none() {
             let url = &self.config.engine_url;
-            let (scraping, probing) = (self.scraping.clone(), self.probing.clone());
-            let scraper = Scraper::spawn(url, scraping);
-            let probe = FrontendProbe::spawn(url, probing, scraper.kind());
+            let scraper = Scraper::spawn(url, self.scraping.clone());
+            let probe = FrontendProbe::spawn(url, self.probing.clone(), scraper.kind(), self.engine.clone());
             self.probes = Some((scraper, probe));
         }
         if self.config.nvml && self.nvml.is_none() {

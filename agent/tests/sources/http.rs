@@ -108,14 +108,14 @@ async fn a_closed_port_is_refused_at_once() {
 #[tokio::test]
 async fn a_front_end_that_lies_answers_and_one_that_accepts_in_silence_does_not() {
     let url = serve(Router::new().route("/health", get(|| async { "ok" }))).await;
-    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default(), None);
     let seen = eventually_async("an answer", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, Some(200), None));
 
     // the kernel accepts for a stopped process; nobody reads
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
-    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default(), None);
     let seen = eventually_async("a verdict on silence", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.ever_answered), (false, None, false));
     assert!(seen.silent_since_ms.is_some());
@@ -164,7 +164,7 @@ impl Front {
         let scraper = Scraper::spawn(&url, Haste::default());
         let kind = scraper.kind();
         eventually_async("a known engine", async || kind.get().copied()).await;
-        (scraper, FrontendProbe::spawn(&url, Haste::default(), kind))
+        (scraper, FrontendProbe::spawn(&url, Haste::default(), kind, None))
     }
 }
 
@@ -173,7 +173,7 @@ async fn a_health_that_waits_for_the_engine_is_no_silent_front_end_and_is_not_as
     let front = Front::default();
     // its metrics are off, so nobody knows whose it is
     let url = serve(front.router("")).await;
-    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default(), None);
     front.asked_for_models(3).await;
     let seen = probe.latest().value.unwrap();
     assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, None, None));

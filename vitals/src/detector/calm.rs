@@ -23,7 +23,12 @@ impl Detector {
         // not before it can serve; where nothing is known of its front end the gate is left as it is
         let shut = sight.page.is_some() || sight.frontend.is_some_and(|f| !has_come_up(f));
         let actions: &[Action] = if shut { &[Action::Fence] } else { &[] };
-        let words = Words::List(vec![reason("page", text)]);
+        let mut reasons = vec![reason("page", text)];
+        // that one a person must hear of; the others are of every start
+        if let Some((source, text)) = tick.excuse.filter(|excuse| *excuse == Excuse::Elsewhere).map(Excuse::sentence) {
+            reasons.insert(0, reason(source, text.to_owned()));
+        }
+        let words = Words::List(reasons);
         Said { due_in_ms: exam.due_in_ms, ..Said::new(Verdict::Starting, words, actions) }
     }
 

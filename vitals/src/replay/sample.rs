@@ -150,6 +150,7 @@ impl Reader {
                 status,
                 silent_since_ms: self.frontend_silent_ms,
                 ever_answered: self.frontend_answered,
+                elsewhere: false,
             },
         )
     }

@@ -108,7 +108,7 @@ impl Bench {
 }
 
 fn answering() -> FrontendObs {
-    FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true }
+    FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true, elsewhere: false }
 }
 
 fn rule(name: &str) -> Box<dyn Rule> {
@@ -228,8 +228,13 @@ fn nobody_who_asks_the_port_judges_an_engine_that_has_not_opened_it() {
     for name in ["sglang-health-generate", "dynamo-canary", "dynamo-liveness", "kubelet"] {
         let mut bench = Bench::new();
         bench.idle();
-        bench.obs.frontend.value =
-            Some(FrontendObs { answers: false, status: None, silent_since_ms: Some(0), ever_answered: false });
+        bench.obs.frontend.value = Some(FrontendObs {
+            answers: false,
+            status: None,
+            silent_since_ms: Some(0),
+            ever_answered: false,
+            elsewhere: false,
+        });
         assert_eq!(bench.run(rule(name).as_mut(), 900 * SECOND, Alarm::Suspect, |_| {}), None, "{name}");
     }
 }
@@ -242,8 +247,13 @@ fn dynamo_liveness_kills_at_the_first_failure_after_the_canary() {
     let mut liveness = rule("dynamo-liveness");
     bench.run(liveness.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work);
     let since_ms = bench.now_ms;
-    bench.obs.frontend.value =
-        Some(FrontendObs { answers: false, status: None, silent_since_ms: Some(since_ms), ever_answered: true });
+    bench.obs.frontend.value = Some(FrontendObs {
+        answers: false,
+        status: None,
+        silent_since_ms: Some(since_ms),
+        ever_answered: true,
+        elsewhere: false,
+    });
     let fired = bench.run(liveness.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work).unwrap();
     assert!((4 * SECOND..=10 * SECOND).contains(&fired), "tokens flow, but /live is silent: {fired}");
 }
@@ -281,7 +291,13 @@ fn the_kubelet_leaves_another_container_to_its_start_up_probe() {
     let mut rule = rule("kubelet");
     let mut bench = Bench::new();
     assert_eq!(bench.run(rule.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work), None);
-    let silent = |ever_answered| FrontendObs { answers: false, status: None, silent_since_ms: Some(0), ever_answered };
+    let silent = |ever_answered| FrontendObs {
+        answers: false,
+        status: None,
+        silent_since_ms: Some(0),
+        ever_answered,
+        elsewhere: false,
+    };
     bench.obs.frontend = Signal::at(0, silent(false));
     assert_eq!(bench.run(rule.as_mut(), 600 * SECOND, Alarm::Evict, Bench::work), None);
     bench.obs.frontend = Signal::at(0, answering());

@@ -122,7 +122,13 @@ impl Agent {
         let refused = world.now < world.env.ready;
         let known = self.obs.frontend.value;
         if answer.is_some_and(|at| at <= world.now + 60 * MS && at <= asked + PROBE_DEADLINE) {
-            let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+            let up = FrontendObs {
+                answers: true,
+                status: Some(200),
+                silent_since_ms: None,
+                ever_answered: true,
+                elsewhere: false,
+            };
             self.obs.frontend = Signal::at(world.now / MS, up);
         } else if refused || world.now >= asked + PROBE_DEADLINE {
             let down = FrontendObs {
@@ -130,6 +136,7 @@ impl Agent {
                 status: None,
                 silent_since_ms: known.and_then(|k| k.silent_since_ms).or(Some(asked / MS)),
                 ever_answered: known.is_some_and(|k| k.ever_answered),
+                elsewhere: false,
             };
             self.obs.frontend = Signal::at(world.now / MS, down);
         } else {

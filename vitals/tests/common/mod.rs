@@ -100,6 +100,7 @@ impl Sim {
                 status: None,
                 silent_since_ms: Some(T0),
                 ever_answered: false,
+                elsewhere: false,
             }),
             maintenance: false,
             draining: false,
@@ -116,8 +117,13 @@ impl Sim {
 
     /// Serving and idle.
     pub fn up(mut self) -> Self {
-        self.frontend =
-            Some(FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true });
+        self.frontend = Some(FrontendObs {
+            answers: true,
+            status: Some(200),
+            silent_since_ms: None,
+            ever_answered: true,
+            elsewhere: false,
+        });
         if let Some(page) = &mut self.page {
             page.phase = PagePhase::Idle;
             page.phase_entered_ms = self.now;
