@@ -23,6 +23,7 @@ mod own_program;
 mod policy;
 pub mod record;
 pub mod report;
+mod shared_memory;
 pub mod short_slice;
 mod signals;
 pub mod sources;

@@ -18,6 +18,7 @@ use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
 use crate::kill::{KillNote, kill_members, reachable, send_to, summary_of_book, write_termination_message};
 use crate::metrics::Metrics;
+use crate::shared_memory::SharedMemory;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
@@ -353,7 +354,11 @@ async fn execute(mut job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>
         ),
     }
     let engine = job.engine.clone();
-    let (members, pids) = tokio::task::spawn_blocking(move || kill_members(&engine)).await.unwrap_or_default();
+    let kill = tokio::task::spawn_blocking(move || (SharedMemory::of(&engine), kill_members(&engine)));
+    let (memory, (members, pids)) = kill.await.unwrap_or_default();
+    if let Some(memory) = memory {
+        tokio::spawn(memory.remove_after(members.clone()));
+    }
     let (episode, lost, engine, at) = (job.episode, job.lost, job.engine, crate::files::wall_clock());
     let _ = tell.send(News::Killed { episode, lost, engine, members, pids, at });
 }
