@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
 /// A log that is begun anew when it is full; the one before it stays beside it as `<name>.1`. One that somebody else sets aside or removes
 /// is begun anew as well.
 #[derive(Debug)]
@@ -26,7 +28,10 @@ impl CappedLog {
     /// # Errors
     /// When the file cannot be opened.
     pub fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).mode(0o600).open(path)?;
+        // a pipe that nobody reads would hold the open for ever; what is written to one that is read may wait again
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().create(true).append(true).mode(0o600).custom_flags(nonblocking).open(path)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
         let meta = file.metadata()?;
         let plain = meta.is_file().then(|| (meta.dev(), meta.ino()));
         Ok(Self { path: path.to_owned(), bytes_max, file, plain, fails: false, stays: false })
@@ -119,6 +124,17 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("engine.log.1")).unwrap();
         log.append(b"12345678\n").unwrap();
         assert_eq!(std::fs::read_to_string(dir.path().join("engine.log.1")).unwrap(), "a\nb\n");
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_refused_and_one_that_is_read_may_be_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert_eq!(CappedLog::open(&path, 1).unwrap_err().raw_os_error(), Some(nix::libc::ENXIO));
+        let _reader = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&path).unwrap();
+        let log = CappedLog::open(&path, 1).unwrap();
+        assert!(!fcntl_getfl(&log.file).unwrap().contains(OFlags::NONBLOCK));
     }
 
     #[test]

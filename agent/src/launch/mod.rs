@@ -206,7 +206,14 @@ impl Launcher {
     /// Tells the detector.
     async fn tell(&self, file: &EngineFile) -> std::io::Result<()> {
         let (path, file) = (EngineFile::path(&self.config.agent_dir), file.clone());
-        self.disk.within(move || crate::files::write_json(&path, &file)).await
+        let place = path.display().to_string();
+        let written = self.disk.within(move || crate::files::write_json(&path, &file)).await;
+        let in_words = |error: std::io::Error| {
+            let words =
+                format!("could not write {place}: {error}; make room there, or choose another place by --agent-dir");
+            std::io::Error::new(error.kind(), words)
+        };
+        written.map_err(in_words)
     }
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
@@ -252,7 +259,7 @@ impl Launcher {
         registry.forget(process.pid);
         running.file.last_exit = Some(exit.clone());
         if let Err(error) = self.tell(&running.file).await {
-            tracing::warn!(%error, "could not write the engine's end to engine.json");
+            tracing::warn!(%error, "nobody can be told of the engine's end");
         }
         self.clear_remains(&process, registry).await;
         exit

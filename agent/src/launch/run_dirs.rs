@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 
+use crate::sources::EngineProcess;
+
 const MEMORY: &str = "/dev/shm";
 const PREFIX: &str = "truebeat-run-";
 /// Held by a supervisor for as long as it lives.
@@ -20,7 +22,7 @@ pub fn fresh(base: &Path) -> PathBuf {
     base.join(format!("{PREFIX}{}-{}", std::process::id(), crate::files::monotonic_ns()))
 }
 
-/// Younger ones may belong to a run that is about to take its lock, which it does as soon as the file is there.
+/// Younger ones may belong to a run that is about to take its lock, which it does as soon as the file is there; where that run has ended, none does.
 const ABANDONED_AGE_MIN: Duration = Duration::from_secs(5);
 
 /// The folder of a run whose supervisor has gone without removing it; held against others for as long as this lives.
@@ -33,7 +35,7 @@ pub struct Abandoned {
 impl Abandoned {
     /// Removes it, and its pages.
     pub fn remove(self) {
-        remove_pages(&std::fs::read_to_string(self.dir.join(NOTE)).map(PathBuf::from).unwrap_or_default());
+        remove_pages(&pages_of(&self.dir).unwrap_or_default());
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
@@ -60,7 +62,21 @@ fn abandoned(dir: PathBuf) -> Option<Abandoned> {
     }
     let lock = File::open(dir.join(LOCK)).ok()?;
     let is_old = lock.metadata().ok()?.modified().ok()?.elapsed().is_ok_and(|age| age >= ABANDONED_AGE_MIN);
+    let is_old = is_old || !maker_lives(&dir);
     (is_old && lock.try_lock().is_ok()).then_some(Abandoned { dir, _lock: lock })
+}
+
+/// Does the process live that made this folder, as far as can be seen?
+fn maker_lives(dir: &Path) -> bool {
+    let name = dir.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')).and_then(|(pid, _)| pid.parse().ok());
+    pid.is_none_or(|pid| EngineProcess::of(pid).is_some_and(|process| process.lives()))
+}
+
+/// Where the pages of the run lie that has this folder, as it has noted.
+pub fn pages_of(agent_dir: &Path) -> Option<PathBuf> {
+    let noted = std::fs::read_to_string(agent_dir.join(NOTE)).ok()?;
+    (!noted.is_empty()).then(|| PathBuf::from(noted))
 }
 
 /// Where the pages of a run are to lie that has this folder.
@@ -81,7 +97,7 @@ pub fn remove_pages(page_dir: &Path) {
 /// Removes the pages of the run before in the same folder, for a supervisor that was killed could not, and notes where those of this run lie.
 pub fn take_over_pages(agent_dir: &Path, page_dir: &Path) {
     let note = agent_dir.join(NOTE);
-    let before = std::fs::read_to_string(&note).map(PathBuf::from).unwrap_or_default();
+    let before = pages_of(agent_dir).unwrap_or_default();
     if before != page_dir {
         remove_pages(&before);
     }
@@ -109,7 +125,7 @@ mod tests {
         let (gone, _) = make("truebeat-run-2-2", 10);
         let (lives, held) = make("truebeat-run-3-3", 900);
         held.try_lock().unwrap();
-        make("truebeat-run-4-4", 0);
+        make(&format!("truebeat-run-{}-4", std::process::id()), 0);
         make("somebody-elses", 900);
         make("truebeat-run-mine", 900);
         std::os::unix::fs::symlink(&gone, base.path().join("truebeat-run-5-5")).unwrap();

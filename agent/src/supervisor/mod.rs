@@ -40,7 +40,7 @@ const UNSENT_WAIT_MAX: Duration = Duration::from_secs(30);
 const DISMISSED_WAIT: Duration = Duration::from_millis(1_500);
 
 /// What a supervisor needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SuperviseConfig {
     /// The program that has the roles `agent detect`, `agent gate` and `agent exec`: this one, but in tests.
     pub exe: PathBuf,
@@ -78,6 +78,8 @@ pub enum SuperviseError {
     Thread(std::io::Error),
     #[error("could not take signals: {0}")]
     Signals(std::io::Error),
+    #[error("could not set up the agent's directory: {0}")]
+    SetUp(tokio::task::JoinError),
     #[error(transparent)]
     Launch(#[from] crate::launch::LaunchError),
 }
@@ -87,22 +89,22 @@ pub enum SuperviseError {
 /// # Errors
 /// Only at the start: a port in use, a directory not writable, a program that is not there.
 pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
-    let in_pod = config.engine.is_none();
-    let gate_listener = bind(config.listen, in_pod, "the gate", "--listen")?;
-    let http_listener = bind(config.agent_listen, in_pod, "the agent's HTTP", "--agent-listen")?;
-    make_private(&config.agent_dir)?;
-    let claim = claim(&config.agent_dir)?;
-    if in_pod {
-        link_program(&config.agent_dir);
-    }
-    let launcher = config.engine.clone().map(Launcher::new).transpose()?;
-    if launcher.is_some() && claim.is_some() {
-        EngineFile::set_aside(&config.agent_dir);
-    }
-    let _kept = keep_directories(&config);
+    // first of all: what is made below is removed by who is told to end, and a container's first process hears no signal that it does not take
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
     let stops = signal(SignalKind::from_raw(nix::libc::SIGTSTP)).map_err(SuperviseError::Signals)?;
+    let in_pod = config.engine.is_none();
+    let gate_listener = bind(config.listen, in_pod, "the gate", "--listen")?;
+    let http_listener = bind(config.agent_listen, in_pod, "the agent's HTTP", "--agent-listen")?;
+    let ground = tokio::task::spawn_blocking({
+        let config = config.clone();
+        move || Ground::take(&config)
+    });
+    let Ground { claim, launcher, _kept } = tokio::select! {
+        ground = ground => ground.map_err(SuperviseError::SetUp)??,
+        // a disk that does not answer holds nobody who wants to leave
+        () = ends.next() => return Ok(0),
+    };
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "orphans of the engine will not come to this process");
     }
@@ -147,6 +149,29 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     };
     let (code, ()) = tokio::join!(life, children);
     Ok(code)
+}
+
+/// What a supervisor has on disk before anything starts.
+struct Ground {
+    claim: Option<File>,
+    launcher: Option<Launcher>,
+    _kept: Vec<File>,
+}
+
+impl Ground {
+    /// Blocks for as long as the disk does.
+    fn take(config: &SuperviseConfig) -> Result<Self, SuperviseError> {
+        make_private(&config.agent_dir)?;
+        let claim = claim(&config.agent_dir)?;
+        if config.engine.is_none() {
+            link_program(&config.agent_dir);
+        }
+        let launcher = config.engine.clone().map(Launcher::new).transpose()?;
+        if launcher.is_some() && claim.is_some() {
+            EngineFile::set_aside(&config.agent_dir);
+        }
+        Ok(Self { claim, launcher, _kept: keep_directories(config) })
+    }
 }
 
 /// Returns when a detector that may go is waited for no longer.
