@@ -1,5 +1,6 @@
 //! A small HTTP client for the commands that talk to an agent or an engine on this machine. Every call has a deadline.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -69,6 +70,18 @@ async fn exchange(
         .with_context(|| format!("no whole answer from {url}"))
 }
 
+fn nobody_there(error: anyhow::Error, base: &str) -> anyhow::Error {
+    let refused = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    };
+    if error.chain().any(refused) {
+        return error.context(format!(
+            "no agent listens at {base}: does `truebeat run` run? its --agent-listen is what --agent wants"
+        ));
+    }
+    error
+}
+
 /// What an agent answers at this path: a verdict or its incidents. Whoever else answers JSON there (a gate, an engine) is named as no agent.
 ///
 /// # Errors
@@ -80,7 +93,7 @@ pub async fn of_agent(
     deadline: Duration,
 ) -> anyhow::Result<serde_json::Value> {
     let url = format!("{base}/{path}");
-    let (status, value) = get_json(client, &url, deadline).await?;
+    let (status, value) = get_json(client, &url, deadline).await.map_err(|error| nobody_there(error, base))?;
     let fits = if path == "verdict" { value["verdict"].is_string() } else { value.is_array() };
     anyhow::ensure!(
         status == 200 && fits,

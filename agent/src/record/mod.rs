@@ -20,7 +20,7 @@ use self::beside::Beside;
 use self::line::Lines;
 use self::sink::Sink;
 use crate::gate::control::{GateClient, socket_in};
-use crate::launch::EngineFile;
+use crate::launch::{EngineFile, run_dirs};
 use crate::options::RANKS;
 use crate::signals::{received, unless_ignored};
 use crate::sources::clock::monotonic_ms;
@@ -91,6 +91,10 @@ pub enum RecordError {
     Write { path: PathBuf, source: io::Error },
     #[error("there is no process {pid}")]
     NoProcess { pid: i32 },
+    #[error(
+        "there is no directory {path}; --agent-dir is what `truebeat run` or the sidecar was told, or /run/truebeat-agent in a pod"
+    )]
+    NoAgentDir { path: PathBuf },
     #[error("could not be told about signals: {0}")]
     Signals(io::Error),
     #[error(
@@ -194,6 +198,9 @@ impl Recorder {
         if let Some(pid) = args.pid.filter(|pid| EngineProcess::of(*pid).is_none()) {
             return Err(RecordError::NoProcess { pid });
         }
+        if let Some(path) = args.agent_dir.clone().filter(|path| !path.is_dir()) {
+            return Err(RecordError::NoAgentDir { path });
+        }
         Ok(Self {
             sink: Sink::create(&args.out)?,
             lines: Lines::default(),
@@ -279,7 +286,7 @@ impl Recorder {
 struct Follow {
     engine: Option<EngineProcess>,
     nonce: Option<u64>,
-    /// `TRUEBEAT_PAGE_DIR` of the engine's environment.
+    /// What the run notes of its pages, or `TRUEBEAT_PAGE_DIR` of the engine's environment.
     told_page_dir: Option<PathBuf>,
     looked: Option<Instant>,
 }
@@ -293,15 +300,19 @@ impl Follow {
         let file = args.agent_dir.as_deref().and_then(EngineFile::read);
         self.nonce = file.as_ref().map(|file| file.nonce);
         let engine = match (&file, args.pid) {
-            (_, Some(pid)) => EngineProcess::of(pid).or(self.engine.clone()),
+            // once it has ended its number may be somebody else's
+            (_, Some(pid)) => self.engine.clone().or_else(|| EngineProcess::of(pid)),
             (Some(file), None) => Some(file.process()),
             (None, None) if args.agent_dir.is_some() => self.search(args).await,
             (None, None) => None,
         };
-        if engine != self.engine
-            && let Some(engine) = &engine
-        {
-            self.told_page_dir = page_dir_of(engine.pid).await;
+        if engine != self.engine {
+            self.told_page_dir = None;
+        }
+        if let Some(engine) = engine.as_ref().filter(|_| self.told_page_dir.is_none()) {
+            let noted = args.agent_dir.as_deref().filter(|_| file.is_some()).and_then(run_dirs::pages_of);
+            // an environment may be written over, or may not be had at once
+            self.told_page_dir = if noted.is_some() { noted } else { page_dir_of(engine.pid).await };
         }
         self.engine = engine;
     }

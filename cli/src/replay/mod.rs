@@ -86,6 +86,15 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     for path in &args.scores {
         read::add_scores(path, &mut scores, &mut curve)?;
     }
+    // first what was asked for as files: a reader of what is printed may leave before its end
+    if let Some(path) = &args.write_scores {
+        let lines: Vec<String> = scores.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+        let text = lines.join("\n") + "\n";
+        std::fs::write(path, text).with_context(|| format!("could not write the scores to {}", path.display()))?;
+    }
+    if let Some(path) = &args.chart {
+        draw(path, &scores, &curve)?;
+    }
     match args.output {
         ReplayOutput::Json => {
             for run in runs.iter().flatten() {
@@ -94,14 +103,6 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         }
         ReplayOutput::Text => runs.iter().flatten().for_each(|run| print!("{}", text(&run.timeline))),
         ReplayOutput::Table => print!("{}", table::render(&cases, &rules, &runs, &scores)),
-    }
-    if let Some(path) = &args.write_scores {
-        let lines: Vec<String> = scores.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-        let text = lines.join("\n") + "\n";
-        std::fs::write(path, text).with_context(|| format!("could not write the scores to {}", path.display()))?;
-    }
-    if let Some(path) = &args.chart {
-        draw(path, &scores, &curve)?;
     }
     Ok(ExitCode::SUCCESS)
 }

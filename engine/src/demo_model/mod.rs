@@ -6,6 +6,7 @@ mod tokenizer;
 mod weights;
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -78,18 +79,31 @@ impl fmt::Display for DemoModelReport {
 pub enum DemoModelError {
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+    #[error("{path} is there already and is not this demo model's; choose another folder, or remove it")]
+    Foreign { path: PathBuf },
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
     #[error("cannot train the tokenizer on the bundled text: {0}")]
     Tokenizer(String),
     #[error("cannot lay out the weights: {0}")]
     Weights(String),
 }
 
-/// Runs `truebeat demo-model`; the caller prints the report.
+/// Runs `truebeat demo-model`; the caller prints the report. A file of another content in the folder is somebody's model.
 ///
 /// # Errors
-/// [`DemoModelError`] as [`write_demo_model`].
+/// [`DemoModelError`] as [`write_demo_model`], and where such a file is in the way: then nothing is written.
 pub fn run(args: &DemoModelArgs) -> Result<DemoModelReport, DemoModelError> {
-    write_demo_model(&args.dir, args.arch, args.seed)
+    let made = Made::of(args.arch, args.seed)?;
+    for (name, content) in &made.files {
+        let path = args.dir.join(name);
+        match std::fs::read(&path) {
+            Ok(found) if found != *content => return Err(DemoModelError::Foreign { path }),
+            Err(source) if source.kind() != ErrorKind::NotFound => return Err(DemoModelError::Read { path, source }),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    made.write(&args.dir)
 }
 
 /// Writes a complete model folder into `dir`.
@@ -97,30 +111,47 @@ pub fn run(args: &DemoModelArgs) -> Result<DemoModelReport, DemoModelError> {
 /// # Errors
 /// [`DemoModelError::Write`] naming the file that could not be written.
 pub fn write_demo_model(dir: &Path, arch: DemoArch, seed: u64) -> Result<DemoModelReport, DemoModelError> {
-    std::fs::create_dir_all(dir).map_err(|source| DemoModelError::Write { path: dir.to_owned(), source })?;
-    let tokenizer = tokenizer::train(arch)?;
-    let shape = DemoShape::of(arch, tokenizer.vocab_size);
-    let weights = weights::random(&shape, seed)?;
-    let mut files = vec![
-        ("tokenizer.json", tokenizer.json.into_bytes()),
-        ("tokenizer_config.json", pretty(&tokenizer::config(arch))),
-    ];
-    if arch == DemoArch::LlamaQ8 {
-        files.push(("model.gguf", weights.bytes));
-    } else {
-        files.push(("model.safetensors", weights.bytes));
-        files.push(("config.json", pretty(&config(&shape))));
-        let ends = json!({"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID]});
-        files.push(("generation_config.json", pretty(&ends)));
+    Made::of(arch, seed)?.write(dir)
+}
+
+/// A model that is not written yet.
+struct Made {
+    shape: DemoShape,
+    parameters: usize,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Made {
+    fn of(arch: DemoArch, seed: u64) -> Result<Self, DemoModelError> {
+        let tokenizer = tokenizer::train(arch)?;
+        let shape = DemoShape::of(arch, tokenizer.vocab_size);
+        let weights = weights::random(&shape, seed)?;
+        let mut files = vec![
+            ("tokenizer.json", tokenizer.json.into_bytes()),
+            ("tokenizer_config.json", pretty(&tokenizer::config(arch))),
+        ];
+        if arch == DemoArch::LlamaQ8 {
+            files.push(("model.gguf", weights.bytes));
+        } else {
+            files.push(("model.safetensors", weights.bytes));
+            files.push(("config.json", pretty(&config(&shape))));
+            let ends = json!({"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID]});
+            files.push(("generation_config.json", pretty(&ends)));
+        }
+        Ok(Self { shape, parameters: weights.parameters, files })
     }
-    let mut bytes = 0;
-    for (name, content) in files {
-        let path = dir.join(name);
-        bytes += content.len() as u64;
-        std::fs::write(&path, content).map_err(|source| DemoModelError::Write { path, source })?;
+
+    fn write(self, dir: &Path) -> Result<DemoModelReport, DemoModelError> {
+        std::fs::create_dir_all(dir).map_err(|source| DemoModelError::Write { path: dir.to_owned(), source })?;
+        let mut bytes = 0;
+        for (name, content) in self.files {
+            let path = dir.join(name);
+            bytes += content.len() as u64;
+            std::fs::write(&path, content).map_err(|source| DemoModelError::Write { path, source })?;
+        }
+        let (arch, vocab_size) = (self.shape.arch.name(), self.shape.vocab);
+        Ok(DemoModelReport { dir: dir.to_owned(), arch, vocab_size, parameters: self.parameters, bytes })
     }
-    let (vocab_size, parameters) = (shape.vocab, weights.parameters);
-    Ok(DemoModelReport { dir: dir.to_owned(), arch: arch.name(), vocab_size, parameters, bytes })
 }
 
 /// Ids of the special tokens: the trainer gives them the first numbers, in this order.
@@ -190,6 +221,22 @@ fn pretty(value: &Value) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn somebody_elses_model_is_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut args = DemoModelArgs { dir: dir.path().join("model"), arch: DemoArch::Llama, seed: 1 };
+        run(&args).unwrap();
+        run(&args).expect("the same again");
+        args.seed = 2;
+        let refused = run(&args).unwrap_err();
+        assert!(
+            matches!(&refused, DemoModelError::Foreign { path } if path.ends_with("model.safetensors")),
+            "{refused}"
+        );
+        args.seed = 1;
+        run(&args).expect("nothing was written");
+    }
 
     #[test]
     fn the_same_seed_gives_the_same_folder_and_another_seed_other_weights() {
