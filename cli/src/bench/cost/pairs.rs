@@ -27,11 +27,12 @@ pub struct Subject<'a> {
     pub url: &'a str,
 }
 
-/// The work, done once: how long it took, and the CPU time that it took the engine, both in seconds.
+/// The work, done once: how long it took, and the CPU time that it took the engine, and the agent beside it, all in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Round {
     wall_s: f64,
     cpu_s: f64,
+    agent_cpu_s: f64,
 }
 
 /// Two rounds, one after the other.
@@ -50,6 +51,12 @@ impl Pair {
     /// How many times the CPU time it costs the engine with the agent.
     pub fn cpu_growth(&self) -> f64 {
         self.with.cpu_s / self.without.cpu_s
+    }
+
+    /// How many times the CPU time it costs the engine and the agent together.
+    pub fn all_cpu_growth(&self) -> f64 {
+        let all = |round: Round| round.cpu_s + round.agent_cpu_s;
+        all(self.with) / all(self.without)
     }
 }
 
@@ -76,12 +83,13 @@ pub async fn measure(subject: &Subject<'_>, count: u32) -> anyhow::Result<Vec<Pa
 async fn round(subject: &Subject<'_>, client: &HttpClient, with_agent: bool) -> anyhow::Result<Round> {
     let _paused = (!with_agent).then(|| subject.roles.pause());
     tokio::time::sleep(SETTLE).await;
-    let (began, cpu) = (Instant::now(), cpu_ns(subject.pid)?);
+    let (began, cpu, agent_cpu) = (Instant::now(), cpu_ns(subject.pid)?, subject.roles.cpu_ns()?);
     let done = Clients::round(client, subject.url, CLIENTS, TOKENS).await;
     let wall_s = began.elapsed().as_secs_f64();
-    let cpu_s = cpu_ns(subject.pid)?.saturating_sub(cpu) as f64 / 1e9;
+    let seconds = |before: u64, after: u64| after.saturating_sub(before) as f64 / 1e9;
+    let (cpu_s, agent_cpu_s) = (seconds(cpu, cpu_ns(subject.pid)?), seconds(agent_cpu, subject.roles.cpu_ns()?));
     ensure!(done.completed == u64::from(CLIENTS), "of {CLIENTS} streams not all ended as they should: {done:?}");
-    Ok(Round { wall_s, cpu_s })
+    Ok(Round { wall_s, cpu_s, agent_cpu_s })
 }
 
 #[cfg(test)]
@@ -90,10 +98,10 @@ mod tests {
 
     #[test]
     fn a_loss_is_more_time_and_more_cpu_for_the_same_work() {
-        let with = Round { wall_s: 2.0, cpu_s: 3.3 };
-        let without = Round { wall_s: 1.0, cpu_s: 3.0 };
+        let with = Round { wall_s: 2.0, cpu_s: 3.3, agent_cpu_s: 0.3 };
+        let without = Round { wall_s: 1.0, cpu_s: 3.0, agent_cpu_s: 0.0 };
         let pair = Pair { with, without };
         assert_eq!(pair.slowdown(), 2.0);
-        assert!((pair.cpu_growth() - 1.1).abs() < 1e-9);
+        assert!((pair.cpu_growth() - 1.1).abs() < 1e-9 && (pair.all_cpu_growth() - 1.2).abs() < 1e-9);
     }
 }

@@ -82,6 +82,14 @@ impl Roles {
         })
     }
 
+    /// CPU time of all three together, in nanoseconds.
+    ///
+    /// # Errors
+    /// When a process has gone.
+    pub fn cpu_ns(&self) -> anyhow::Result<u64> {
+        Ok(self.each(cpu_ns)?.values().sum())
+    }
+
     /// Stops all three, the supervisor first and last to go on: it must not find its children silent.
     pub fn pause(&self) -> Paused<'_> {
         self.signal(["supervisor", "detect", "gate"], Signal::SIGSTOP);
