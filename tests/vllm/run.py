@@ -88,6 +88,8 @@ def plugin_site(out):
 
 def model(out, program, group):
     folder = os.path.join(out, "model-long" if group in ("long", "chunked") else "model")
+    # the run before has changed it, and what is changed is not written over
+    shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([program, "demo-model", folder], check=True, stdout=subprocess.DEVNULL)
     path = os.path.join(folder, "config.json")
     with open(path, encoding="utf-8") as file:
