@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, statat, unlinkat};
@@ -87,15 +87,13 @@ impl SharedMemory {
 }
 
 fn open_segments(proc: &ProcRoot, pid: i32) -> Vec<Segment> {
-    let entries = std::fs::read_dir(proc.path(pid, "fd")).into_iter().flatten().flatten();
-    let segment = |entry: std::fs::DirEntry| {
-        let target = std::fs::read_link(entry.path()).ok()?;
+    let segment = |(way, target): (PathBuf, PathBuf)| {
         let name = target.strip_prefix(MEMORY).ok().filter(|name| is_segment(name))?;
-        let meta = entry.path().metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let meta = way.metadata().ok().filter(std::fs::Metadata::is_file)?;
         // one whose name is gone already is followed by ` (deleted)`, which no name of these has
         (meta.nlink() > 0).then(|| Segment { name: name.into(), id: (meta.dev(), meta.ino()) })
     };
-    entries.filter_map(segment).collect()
+    proc.open_files(pid).filter_map(segment).collect()
 }
 
 fn is_segment(name: &Path) -> bool {
@@ -106,7 +104,6 @@ fn is_segment(name: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
     use std::process::{Child, Command, Stdio};
 
     /// A process that has these files open, until it is killed.

@@ -7,12 +7,14 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{StatusCode, Uri};
 use tokio::time::Instant;
 
 use super::get::{Get, with_path};
+use super::net::LISTEN;
 use super::procs::ProcRoot;
 use super::tree::{EngineProcess, process_tree};
 
@@ -22,7 +24,6 @@ const AGAIN: Duration = Duration::from_secs(30);
 const ASK_DEADLINE: Duration = Duration::from_secs(1);
 /// What is asked in one look: the root's own first.
 const DOORS_MAX: usize = 16;
-const LISTEN: &str = "0A";
 
 /// Looks for the door of one engine process.
 #[derive(Debug)]
@@ -88,13 +89,11 @@ fn doors_of(proc: &ProcRoot, pids: &[i32]) -> Vec<SocketAddr> {
 
 /// The sockets that a process has open, by inode.
 fn sockets(proc: &ProcRoot, pid: i32) -> Vec<u64> {
-    let entries = std::fs::read_dir(proc.path(pid, "fd")).into_iter().flatten().flatten();
-    let inode = |entry: std::fs::DirEntry| {
-        let target = std::fs::read_link(entry.path()).ok()?;
+    let inode = |(_, target): (PathBuf, PathBuf)| {
         let name = target.as_os_str().as_bytes().strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
         std::str::from_utf8(name).ok()?.parse().ok()
     };
-    entries.filter_map(inode).collect()
+    proc.open_files(pid).filter_map(inode).collect()
 }
 
 /// Who listens in the network of this process, by inode.
@@ -107,7 +106,10 @@ fn listeners(proc: &ProcRoot, pid: i32) -> HashMap<u64, SocketAddr> {
 /// `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …`, of which addresses are words of the machine, in hexadecimal.
 fn listener(line: &str) -> Option<(u64, SocketAddr)> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let (Some(local), Some(&LISTEN), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9)) else { return None };
+    let (Some(local), Some(&state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9)) else { return None };
+    if state != LISTEN {
+        return None;
+    }
     let (address, port) = local.split_once(':')?;
     let words: Option<Vec<u8>> = (0..address.len() / 8)
         .map(|at| Some(u32::from_str_radix(address.get(at * 8..at * 8 + 8)?, 16).ok()?.to_ne_bytes()))

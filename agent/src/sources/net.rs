@@ -9,7 +9,7 @@ use super::procs::ProcRoot;
 /// A table of more is not read to its end: then the counts are unknown.
 const TABLE_BYTES_MAX: u64 = 4 << 20;
 const ESTABLISHED: &str = "01";
-const LISTEN: &str = "0A";
+pub(super) const LISTEN: &str = "0A";
 
 /// What the tables say of one port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

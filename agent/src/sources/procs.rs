@@ -179,6 +179,12 @@ impl ProcRoot {
         small(&self.path(pid, "cgroup"))
     }
 
+    /// What a process has open, as far as we may ask: the way to each here, and what the kernel says that it is. No process's memory is waited for.
+    pub fn open_files(&self, pid: i32) -> impl Iterator<Item = (PathBuf, PathBuf)> + use<> {
+        let entries = std::fs::read_dir(self.path(pid, "fd")).into_iter().flatten().flatten();
+        entries.filter_map(|entry| Some((entry.path(), std::fs::read_link(entry.path()).ok()?)))
+    }
+
     /// The mount namespace (`mnt:[4026531840]`), where we may ask.
     pub fn mount_namespace(&self, pid: i32) -> Option<PathBuf> {
         std::fs::read_link(self.path(pid, "ns/mnt")).ok()
