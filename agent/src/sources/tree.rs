@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::procs::{ProcRoot, Stat};
 
 /// An engine's root process. The start time tells it from a later process with the same pid.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EngineProcess {
     pub pid: i32,
     /// Field 22 of `/proc/<pid>/stat`.

@@ -3,6 +3,7 @@
 
 pub mod board;
 mod ends;
+mod guests;
 pub mod keep;
 pub mod narrate;
 mod outlive;

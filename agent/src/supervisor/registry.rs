@@ -10,8 +10,9 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::Signal;
 
+use super::guests::Guests;
 use crate::sources::EngineProcess;
-use crate::sources::procs::ProcRoot;
+use crate::sources::procs::{ProcRoot, Stat};
 
 /// Orphans reaped at one go at most: a fork bomb below us must not hold the supervisor.
 const REAPED_MAX: usize = 256;
@@ -25,12 +26,14 @@ const REAP_SELDOM: Duration = Duration::from_secs(30);
 pub struct Registry {
     pids: Mutex<HashSet<i32>>,
     /// Children that were there before us: whoever became this program had started them. They are nobody's to kill.
-    strangers: Vec<EngineProcess>,
+    before: Vec<EngineProcess>,
+    guests: Guests,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { pids: Mutex::default(), strangers: children() }
+        let before = children().iter().map(EngineProcess::from).collect();
+        Self { pids: Mutex::default(), before, guests: Guests::default() }
     }
 }
 
@@ -51,11 +54,15 @@ impl Registry {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
     }
 
-    /// Live children of this process that nobody started here: orphans of the engine's tree.
+    /// Live children of this process that nobody started here, and that came by no other door: orphans of the engine's tree.
     pub fn adopted(&self) -> Vec<EngineProcess> {
-        let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
-        let orphan = |child: &EngineProcess| !pids.contains(&child.pid) && !self.strangers.contains(child);
-        children().into_iter().filter(orphan).collect()
+        let nobodys = {
+            let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
+            let theirs =
+                |child: &Stat| !pids.contains(&child.pid) && !self.before.contains(&EngineProcess::from(child));
+            children().into_iter().filter(theirs).collect()
+        };
+        self.guests.leave_out(nobodys)
     }
 
     /// Reaps orphans for ever: whenever the kernel says that a child has ended.
@@ -86,10 +93,9 @@ impl Registry {
 }
 
 /// The live children of this process.
-fn children() -> Vec<EngineProcess> {
+fn children() -> Vec<Stat> {
     let me = i32::try_from(std::process::id()).unwrap_or(-1);
-    let all = ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == me && !stat.ended());
-    all.map(|stat| EngineProcess::from(&stat)).collect()
+    ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == me && !stat.ended()).collect()
 }
 
 #[cfg(test)]
