@@ -44,14 +44,14 @@ impl Launcher {
     /// True: nothing is left of it.
     async fn end_engine_of(&self, agent_dir: &Path, registry: &Registry, mut stop: watch::Receiver<bool>) -> bool {
         for file in [EngineFile::read_before(agent_dir), EngineFile::read(agent_dir)].into_iter().flatten() {
-            if or_left(self.end_engine(&file, registry), &mut stop).await.is_none() {
+            if or_left(self.end_engine(&file, agent_dir, registry), &mut stop).await.is_none() {
                 return false;
             }
         }
         true
     }
 
-    async fn end_engine(&self, file: &EngineFile, registry: &Registry) {
+    async fn end_engine(&self, file: &EngineFile, agent_dir: &Path, registry: &Registry) {
         let process = file.process();
         let say = |pid| {
             self.say(&format!("an engine runs here that a killed truebeat left behind (pid {pid}); it is ended first"))
@@ -69,7 +69,14 @@ impl Launcher {
         } else if let Some(first) = left.first() {
             say(first.pid);
         }
-        clear_left(&mut left, || look(&disk, file), |line| self.say(line)).await;
+        let outlives = |pids: &[i32]| {
+            let dir = agent_dir.display();
+            self.say(&format!(
+                "processes of an engine before outlive SIGKILL: {pids:?}; nothing is started beside them. The driver may need the machine \
+                 started anew; if they hold nothing that this engine needs (another GPU, say), remove {dir}, which names them, and start again"
+            ));
+        };
+        clear_left(&mut left, || look(&disk, file), outlives).await;
         self.clear_orphans(registry).await;
     }
 
@@ -109,7 +116,7 @@ impl Launcher {
 
 /// Kills who is left, and whoever else `look` finds, until all of them have gone. A process that ends has no environment any more long before
 /// it lets go of its GPU: who was found once is waited for.
-async fn clear_left<F>(left: &mut Vec<EngineProcess>, look: impl Fn() -> F, say: impl Fn(&str))
+async fn clear_left<F>(left: &mut Vec<EngineProcess>, look: impl Fn() -> F, outlives_kill: impl Fn(&[i32]))
 where
     F: Future<Output = std::io::Result<Remains>>,
 {
@@ -138,7 +145,7 @@ where
         let outlives = !left.is_empty() && begun.elapsed() >= UNKILLABLE_LOOK;
         if outlives {
             let pids: Vec<i32> = left.iter().map(|process| process.pid).collect();
-            say(&format!("processes of an engine before outlive SIGKILL: {pids:?}; nothing is started beside them"));
+            outlives_kill(&pids);
         }
         tokio::time::sleep(if outlives { UNKILLABLE_LOOK } else { LOOK_EVERY }).await;
     }

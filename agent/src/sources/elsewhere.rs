@@ -5,16 +5,19 @@
 //! an engine answers to that is no list. Not before the start has lasted a while: such a question may disturb ranks that are finding each other.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{StatusCode, Uri};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::get::{Get, with_path};
-use super::net::LISTEN;
+use super::net::{LISTEN, TABLE_BYTES_MAX};
 use super::procs::ProcRoot;
 use super::tree::{EngineProcess, process_tree};
 
@@ -48,7 +51,8 @@ impl Elsewhere {
         }
         let before = self.found;
         let doors = tokio::task::spawn_blocking(move || doors_of(&ProcRoot::live(), &process_tree(&engine))).await;
-        self.found = answering(doors.unwrap_or_default(), asked.port_u16()).await;
+        let doors = doors.unwrap_or_default().into_iter().filter(|door| !is_at(asked, *door));
+        self.found = answering(doors.take(DOORS_MAX).collect()).await;
         self.looked = Some(Instant::now());
         if let Some(door) = self.found.filter(|found| before != Some(*found)) {
             let asked = asked.authority().map_or("", |authority| authority.as_str());
@@ -61,17 +65,31 @@ impl Elsewhere {
     }
 }
 
-/// The first that lists its models, or wants a key for that.
-async fn answering(doors: Vec<SocketAddr>, asked: Option<u16>) -> Option<SocketAddr> {
-    for door in doors.into_iter().filter(|door| Some(door.port()) != asked).take(DOORS_MAX) {
-        let Ok(base) = format!("http://{door}").parse::<Uri>() else { continue };
-        let uri = with_path(&base, "/v1/models");
-        let get = Get { uri, accept: "application/json", deadline: ASK_DEADLINE, body_bytes_max: 0 };
-        if let Ok(StatusCode::OK | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) = get.status().await {
-            return Some(door);
-        }
+/// Is this the door that is asked anyway? One that is asked by a name is on this machine, wherever else the engine listens at its port.
+fn is_at(asked: &Uri, door: SocketAddr) -> bool {
+    let host = asked.host().unwrap_or_default().trim_matches(['[', ']']);
+    let same = host.parse::<IpAddr>().map_or(door.ip().is_loopback(), |ip| ip.is_unspecified() || ip == door.ip());
+    same && asked.port_u16() == Some(door.port())
+}
+
+/// The first that lists its models, or wants a key for that. All are asked at once: a door that swallows every word holds nobody for longer.
+async fn answering(doors: Vec<SocketAddr>) -> Option<SocketAddr> {
+    let mut asked = JoinSet::new();
+    for (place, door) in doors.into_iter().enumerate() {
+        asked.spawn(async move { lists_models(door).await.then_some((place, door)) });
     }
-    None
+    let mut found = Vec::new();
+    while let Some(answer) = asked.join_next().await {
+        found.extend(answer.ok().flatten());
+    }
+    found.into_iter().min().map(|(_, door)| door)
+}
+
+async fn lists_models(door: SocketAddr) -> bool {
+    let Ok(base) = format!("http://{door}").parse::<Uri>() else { return false };
+    let uri = with_path(&base, "/v1/models");
+    let get = Get { uri, accept: "application/json", deadline: ASK_DEADLINE, body_bytes_max: 0 };
+    matches!(get.status().await, Ok(StatusCode::OK | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN))
 }
 
 /// Where these processes listen, as who is on this machine reaches it; in their order.
@@ -98,9 +116,11 @@ fn sockets(proc: &ProcRoot, pid: i32) -> Vec<u64> {
 
 /// Who listens in the network of this process, by inode.
 fn listeners(proc: &ProcRoot, pid: i32) -> HashMap<u64, SocketAddr> {
-    let tables =
-        ["net/tcp", "net/tcp6"].map(|table| std::fs::read_to_string(proc.path(pid, table)).unwrap_or_default());
-    tables.iter().flat_map(|text| text.lines().filter_map(listener)).collect()
+    // the kernel names listeners first: what is cut off are connections
+    let table = |name: &str| File::open(proc.path(pid, name)).map(|file| BufReader::new(file.take(TABLE_BYTES_MAX)));
+    let tables = ["net/tcp", "net/tcp6"].map(|name| table(name).ok());
+    let lines = tables.into_iter().flatten().flat_map(|table| table.lines().map_while(Result::ok));
+    lines.filter_map(|line| listener(&line)).collect()
 }
 
 /// `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …`, of which addresses are words of the machine, in hexadecimal.
@@ -162,9 +182,25 @@ mod tests {
     #[tokio::test]
     async fn only_who_lists_models_is_an_engine() {
         let (dashboard, engine) = (serving("404 Not Found"), serving("401 Unauthorized"));
-        assert_eq!(answering(vec![dashboard, engine], None).await, Some(engine));
-        assert_eq!(answering(vec![dashboard, engine], Some(engine.port())).await, None, "that one is asked anyway");
-        assert_eq!(answering(vec![dashboard], None).await, None);
+        let silent = bound("127.0.0.1:0");
+        assert_eq!(answering(vec![silent.local_addr().unwrap(), dashboard, engine]).await, Some(engine));
+        assert_eq!(answering(vec![dashboard]).await, None);
+    }
+
+    #[test]
+    fn the_door_that_is_asked_is_not_another() {
+        for (asked, door, same) in [
+            ("http://127.0.0.1:8000/", "127.0.0.1:8000", true),
+            ("http://127.0.0.1:8000/", "10.0.0.5:8000", false), // an engine of `--host 10.0.0.5`
+            ("http://127.0.0.1:8000/", "127.0.0.1:9000", false),
+            ("http://localhost:8000/", "127.0.0.1:8000", true),
+            ("http://localhost:8000/", "10.0.0.5:8000", false),
+            ("http://[::1]:8000/", "[::1]:8000", true),
+            ("http://[::1]:8000/", "127.0.0.1:8000", false),
+            ("http://0.0.0.0:8000/", "127.0.0.1:8000", true),
+        ] {
+            assert_eq!(is_at(&asked.parse().unwrap(), door.parse().unwrap()), same, "{asked} {door}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use super::procs::ProcRoot;
 
 /// A table of more is not read to its end: then the counts are unknown.
-const TABLE_BYTES_MAX: u64 = 4 << 20;
+pub(super) const TABLE_BYTES_MAX: u64 = 4 << 20;
 const ESTABLISHED: &str = "01";
 pub(super) const LISTEN: &str = "0A";
 
