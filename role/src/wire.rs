@@ -58,6 +58,11 @@ impl<S> Wire<S> {
         Self { stream, patience: Patience::of(takes_nothing_max), sent: Sent::default() }
     }
 
+    /// The connection itself, when nothing more is to be written.
+    pub fn into_stream(self) -> S {
+        self.stream
+    }
+
     /// To look at while it is written to.
     pub fn sent(&self) -> Sent {
         self.sent.clone()

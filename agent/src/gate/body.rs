@@ -123,6 +123,9 @@ impl Body for AnswerBody {
     }
 }
 
+/// The end of a whole answer follows its last event sooner, whoever has shut the gate meanwhile.
+const SILENT_MS: u64 = 500;
+
 /// A streamed answer whose chunks are counted as they are read from the engine; one of events goes on in whole ones.
 #[derive(Debug)]
 pub struct CountedBody {
@@ -136,6 +139,8 @@ pub struct CountedBody {
     end: End,
     /// The engine's answer says where it ends. One that goes to the end of its connection ends in the same way when the engine dies.
     framed: bool,
+    /// When the engine said anything last.
+    heard_ms: u64,
     over: bool,
 }
 
@@ -143,11 +148,12 @@ impl CountedBody {
     /// `end`: what an answer with this status is, read whole; `framed`: it says where it ends.
     pub fn new(inner: Incoming, flight: Flight, scan: Scan, end: End, framed: bool) -> Self {
         let (events, trailers) = (WholeEvents::default(), None);
-        Self { inner, flight, scan, events, trailers, end, framed, over: false }
+        Self { inner, flight, scan, events, trailers, end, framed, heard_ms: monotonic_ms(), over: false }
     }
 
     /// Counts what came and gives what goes on now, which may be nothing.
     fn pass(&mut self, data: Bytes) -> Bytes {
+        self.heard_ms = monotonic_ms();
         if self.scan.feed(&data) {
             self.flight.delivered(data.len());
         }
@@ -162,7 +168,10 @@ impl CountedBody {
     /// The engine's body is at its end: the last bytes for its client, if there are any.
     fn at_end(&mut self) -> Option<Bytes> {
         self.over = true;
-        if self.events.holds() && !self.framed && !self.scan.is_done() {
+        // servers write whole events: of an engine that is ended for its silence nothing else tells that there was more
+        let silent = monotonic_ms().saturating_sub(self.heard_ms) >= SILENT_MS && self.flight.ledger.shut().is_some();
+        let cut = self.scan.is_events() && (self.events.holds() || silent);
+        if cut && !self.framed && !self.scan.is_done() {
             return Some(self.broken());
         }
         self.finish();

@@ -26,19 +26,22 @@ pub(crate) mod work;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use heartbeat::counts::CountsWriter;
-use http::Uri;
 use http::header::CONNECTION;
+use http::{Request, Uri, Version};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use role::wire::{Wire, prepare};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 
 use self::guests::{Answer, Guest, Guests};
 use self::ledger::Ledger;
@@ -168,14 +171,27 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
     }
 }
 
+/// A connection whose end can be made one that nobody takes for the end of an answer.
+trait Reset {
+    fn reset(&self);
+}
+
+impl Reset for TcpStream {
+    fn reset(&self) {
+        let _ = SockRef::from(self).set_linger(Some(Duration::ZERO));
+    }
+}
+
 async fn serve_connection<S>(stream: S, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration)
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Reset + Unpin,
 {
     let _connected = proxy.connected();
     let wire = Wire::of(stream, TAKES_NOTHING_MAX);
     let sent = wire.sent();
-    let service = service_fn(|request| {
+    let is_old = AtomicBool::new(false);
+    let service = service_fn(|request: Request<Incoming>| {
+        is_old.fetch_or(request.version() == Version::HTTP_10, Ordering::Relaxed);
         let (asking, guest) = (guest.asks(), Arc::clone(&guest));
         let answer = Arc::clone(&proxy).handle(request, asking.together());
         async move {
@@ -186,16 +202,15 @@ where
             Ok::<_, Infallible>(response.map(|body| Answer::new(body, asking)))
         }
     });
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(client_idle)
         .max_buf_size(CLIENT_BUFFER_BYTES)
         .serve_connection(TokioIo::new(wire), service);
-    let mut connection = pin!(connection);
     // a request that can be read now is heard before its connection is given up (all of this is one thread)
     let mut served = tokio::select! {
         biased;
-        served = connection.as_mut() => Some(served),
+        served = &mut connection => Some(served),
         () = guest.sent_away() => None,
     };
     // An answer is at its end when all of it was taken and not when all of it was sent: the rest goes out first, and what was asked in the
@@ -203,11 +218,11 @@ where
     if served.is_none() && guest.has_asked() {
         // (hyper would not read the rest of a refused request, where nothing more is to be sent)
         if !guest.ends_by_itself() {
-            connection.as_mut().graceful_shutdown();
+            Pin::new(&mut connection).graceful_shutdown();
         }
         while served.is_none() {
             let before = sent.bytes();
-            served = tokio::time::timeout(PARTING_MAX, connection.as_mut()).await.ok();
+            served = tokio::time::timeout(PARTING_MAX, &mut connection).await.ok();
             if !guest.is_asking() && sent.bytes() == before {
                 break;
             }
@@ -215,6 +230,10 @@ where
     }
     if let Some(Err(error)) = served {
         tracing::debug!(%error, "a client's connection ended");
+        // where nothing else frames an answer the end of its connection does: that of half an answer must be another
+        if error.is_user() && is_old.load(Ordering::Relaxed) {
+            connection.into_parts().io.into_inner().into_stream().reset();
+        }
     }
 }
 
@@ -223,7 +242,10 @@ mod tests {
     use super::*;
     use crate::gate::ledger::Control;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-    use tokio::net::TcpStream;
+
+    impl Reset for DuplexStream {
+        fn reset(&self) {}
+    }
 
     const SOON: Duration = Duration::from_secs(20);
 

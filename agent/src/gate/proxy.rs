@@ -182,10 +182,10 @@ impl Proxy {
         // what is still to come is no prompt that the engine has to get through, and no stream that it could begin
         let so_far = if body.rest.is_some() { Asked { prompt_tokens: 1, stream: false, ..asked } } else { asked };
         let mut flight = Flight::open(&self.ledger, so_far);
-        body.upload =
-            body.rest.is_some().then(|| flight.uploads(work::plain(parts.uri.path()).into_owned(), body.read_bytes()));
+        let path = work::plain(parts.uri.path()).into_owned();
+        body.upload = body.rest.is_some().then(|| flight.uploads(path.clone(), body.read_bytes()));
         match self.send(parts, body).await {
-            Ok(response) => self.pass_on(response, flight).await,
+            Ok(response) => self.pass_on(response, &path, flight).await,
             Err(unsent) => {
                 flight.end(unsent.end);
                 unsent.response
@@ -300,12 +300,12 @@ impl Proxy {
     }
 
     /// The engine's answer becomes the client's.
-    async fn pass_on(&self, response: Response<Incoming>, mut flight: Flight) -> Response<AnswerBody> {
+    async fn pass_on(&self, response: Response<Incoming>, path: &str, mut flight: Flight) -> Response<AnswerBody> {
         let (mut parts, body) = response.into_parts();
         flight.answered(parts.status);
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let packed = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
-        let scan = Scan::for_content_type(content_type.filter(|_| !packed));
+        let scan = Scan::of(content_type.filter(|_| !packed), path);
         let end = end_of(parts.status);
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();

@@ -22,16 +22,40 @@ const EVENT: &[u8] = b"event:";
 const ANNOUNCED: [&[u8]; 3] = [b"event:response.created", b"event:response.in_progress", b"event:response.queued"];
 /// Names by which it says that it failed, whatever the data behind them begins with.
 const FAILED: [&[u8]; 2] = [b"event:error", b"event:response.failed"];
+/// Names of the last event of an answer, in the APIs that know no `[DONE]`: Anthropic's, and the Responses API.
+const LAST: [&[u8]; 3] = [b"event:message_stop", b"event:response.completed", b"event:response.incomplete"];
 /// Longer than any of them.
 const HEAD_BYTES: usize = 32;
+/// Ends of paths whose answers' events have names.
+const NAMED_PATHS: [&str; 2] = ["/messages", "/responses"];
+/// Content types of answers that are one JSON text a line (Ollama's).
+const JSON_LINES: [&str; 3] = ["application/x-ndjson", "application/ndjson", "application/jsonl"];
 
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// `text/event-stream`; has any event had a name, was any an error, and was the last one there?
-    Events { line: Line, named: bool, failed: bool, done: bool },
+    /// `text/event-stream`.
+    Events(Events),
+    /// Lines of JSON; was any an error?
+    Lines { line: Line, failed: bool },
     /// Anything else: white space alone means nothing.
     Plain,
+}
+
+/// What was seen of an event stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Events {
+    line: Line,
+    /// An event had a name, or will have one.
+    named: bool,
+    /// One was an error.
+    failed: bool,
+    /// The name of the last one was there, and the rest of it may be to come.
+    ends: bool,
+    /// The last one was there, whole.
+    done: bool,
+    /// A carriage return came last: the line feed behind it ends no other line.
+    returned: bool,
 }
 
 /// Where in an event stream's line we are.
@@ -50,11 +74,15 @@ pub enum Line {
 }
 
 impl Scan {
-    /// By the answer's content type.
-    pub fn for_content_type(content_type: Option<&str>) -> Self {
+    /// By the answer's content type, and by the path that was asked: before the first event nothing else says that events have names.
+    pub fn of(content_type: Option<&str>, path: &str) -> Self {
         let kind = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        let line = Line::Start;
         if kind.eq_ignore_ascii_case("text/event-stream") {
-            Self::Events { line: Line::Start, named: false, failed: false, done: false }
+            let named = NAMED_PATHS.iter().any(|end| path.trim_end_matches('/').ends_with(end));
+            Self::Events(Events { line, named, failed: false, ends: false, done: false, returned: false })
+        } else if JSON_LINES.iter().any(|lines| kind.eq_ignore_ascii_case(lines)) {
+            Self::Lines { line, failed: false }
         } else {
             Self::Plain
         }
@@ -62,38 +90,51 @@ impl Scan {
 
     /// Is the stream one of events?
     pub fn is_events(self) -> bool {
-        matches!(self, Self::Events { .. })
+        matches!(self, Self::Events(_))
     }
 
     /// Are its events told apart by their names, as those of Anthropic's API and of the Responses API?
     pub fn names_events(self) -> bool {
-        matches!(self, Self::Events { named: true, .. })
+        matches!(self, Self::Events(Events { named: true, .. }))
     }
 
     /// Has an event told of an error? Whoever sent this request was not answered, whatever came before.
     pub fn told_of_an_error(self) -> bool {
-        matches!(self, Self::Events { failed: true, .. })
+        matches!(self, Self::Events(Events { failed: true, .. }) | Self::Lines { failed: true, .. })
     }
 
     /// Has the stream said that nothing comes after?
     pub fn is_done(self) -> bool {
-        matches!(self, Self::Events { done: true, .. })
+        matches!(self, Self::Events(Events { done: true, .. }))
     }
 
     /// Takes a chunk; true when it carries something, or completes what does.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
-        let Self::Events { line, named, failed, done } = self else {
-            return chunk.iter().any(|byte| !byte.is_ascii_whitespace());
-        };
-        let mut carries = false;
-        for byte in chunk {
-            let shows = line.feed(*byte);
-            carries |= shows == Some(Shows::Something);
-            *failed |= shows == Some(Shows::Error);
-            *done |= shows == Some(Shows::Done);
-            *named |= line.is_name();
+        match self {
+            Self::Events(events) => chunk.iter().fold(false, |carries, byte| events.feed(*byte) | carries),
+            Self::Lines { line, failed } => chunk.iter().fold(false, |carries, byte| {
+                let shows = line.feed_json(*byte);
+                *failed |= shows == Some(Shows::Error);
+                carries | (shows == Some(Shows::Something))
+            }),
+            Self::Plain => chunk.iter().any(|byte| !byte.is_ascii_whitespace()),
         }
-        carries
+    }
+}
+
+impl Events {
+    /// Does the line carry something, as this byte shows?
+    fn feed(&mut self, byte: u8) -> bool {
+        let ends_line = byte == b'\r' || (byte == b'\n' && !self.returned);
+        // an event is whole with the empty line behind it: before that its data may be to come
+        self.done |= self.ends && ends_line && self.line == Line::Start;
+        self.returned = byte == b'\r';
+        let shows = self.line.feed(byte);
+        self.failed |= shows == Some(Shows::Error);
+        self.done |= shows == Some(Shows::Done);
+        self.ends |= shows == Some(Shows::Last);
+        self.named |= self.line.is_name();
+        shows == Some(Shows::Something)
     }
 }
 
@@ -102,12 +143,23 @@ impl Scan {
 enum Shows {
     Something,
     Error,
+    /// It is the name of the last event.
+    Last,
+    /// Nothing comes after it.
     Done,
 }
 
 impl Line {
     fn is_name(self) -> bool {
         matches!(self, Self::Head { bytes, .. } if bytes.starts_with(EVENT))
+    }
+
+    /// The same of a line of JSON, which is the data of an event without its name.
+    fn feed_json(&mut self, byte: u8) -> Option<Shows> {
+        if *self == Self::Start && !byte.is_ascii_whitespace() {
+            b"data:".iter().for_each(|byte| _ = self.feed(*byte));
+        }
+        self.feed(byte)
     }
 
     /// What the line carries, with the byte that shows it.
@@ -126,8 +178,8 @@ impl Line {
             let head = bytes.get(..len).unwrap_or_default();
             let fails = FAILED.contains(&head);
             *self = if fails || ANNOUNCED.contains(&head) { Self::Announced } else { Self::Start };
-            if fails {
-                return Some(Shows::Error);
+            if fails || LAST.contains(&head) {
+                return Some(if fails { Shows::Error } else { Shows::Last });
             }
             // A line that is still undecided is none of them; an empty field is none of anything.
             let empty = matches!(head, b"" | b"data:" | b"data") || head.starts_with(EVENT);
@@ -157,7 +209,7 @@ mod tests {
     use super::*;
 
     fn events() -> Scan {
-        Scan::for_content_type(Some("text/event-stream; charset=utf-8"))
+        Scan::of(Some("text/event-stream; charset=utf-8"), "/v1/chat/completions")
     }
 
     #[test]
@@ -237,7 +289,62 @@ mod tests {
 
     #[test]
     fn other_bodies_count_unless_they_are_white_space() {
-        let mut scan = Scan::for_content_type(Some("application/json"));
+        let mut scan = Scan::of(Some("application/json"), "/v1/completions");
         assert!(scan.feed(b": {") && !scan.feed(b" \n\t"));
+    }
+
+    #[test]
+    fn an_api_whose_events_have_names_is_known_before_the_first_one() {
+        for (path, named) in [
+            ("/v1/messages", true),
+            ("/v1/responses/", true),
+            ("/v1/messages/count", false),
+            ("/v1/completions", false),
+        ] {
+            assert_eq!(Scan::of(Some("text/event-stream"), path).names_events(), named, "{path}");
+        }
+        assert!(!Scan::of(Some("application/json"), "/v1/messages").names_events());
+    }
+
+    #[test]
+    fn the_last_event_of_those_with_names_ends_an_answer_when_it_is_whole() {
+        let last = |name: &str, end: &str| format!("event: {name}{end}data: {{\"type\":\"{name}\"}}{end}{end}");
+        for (name, ends) in [
+            ("message_stop", true),
+            ("response.completed", true),
+            ("response.incomplete", true),
+            ("message_delta", false),
+        ] {
+            for end in ["\n", "\r\n", "\r"] {
+                let text = format!("{}{}", last("message_delta", end), last(name, end));
+                for cut in 0..text.len() - end.len() {
+                    let mut scan = events();
+                    scan.feed(&text.as_bytes()[..cut]);
+                    assert!(!scan.is_done(), "{name} cut at {cut}: {end:?}");
+                    scan.feed(&text.as_bytes()[cut..]);
+                    assert_eq!(scan.is_done(), ends, "{name}, in two at {cut}: {end:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_of_json_that_tells_of_an_error_delivers_nothing_wherever_it_is_cut() {
+        for (text, delivers, failed) in [
+            ("{\"message\":{\"content\":\"a\"}}\n", true, false),
+            ("{\"error\":\"llama runner has ended\"}\n", false, true),
+            ("\r\n{ \"error\": {\"code\":500}}", false, true),
+            ("{\"error\":null,\"response\":\"a\"}\n", true, false),
+            ("{\"response\":\"event: error\"}\n", true, false),
+            ("{\"response\":\"a\"}\n{\"error\":\"x\"}\n", true, true),
+            ("\n \n", false, false),
+        ] {
+            for cut in 0..text.len() {
+                let mut scan = Scan::of(Some("application/x-ndjson"), "/api/chat");
+                let said = [scan.feed(&text.as_bytes()[..cut]), scan.feed(&text.as_bytes()[cut..])].contains(&true);
+                assert_eq!((said, scan.told_of_an_error()), (delivers, failed), "{text:?} cut at {cut}");
+                assert!(!scan.is_events() && !scan.is_done());
+            }
+        }
     }
 }

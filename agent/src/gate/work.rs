@@ -12,8 +12,8 @@ use super::name::Name;
 use super::print::Print;
 
 /// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, KServe's two protocols (Triton,
-/// MLServer).
-const WORK_PATHS: [&str; 29] = [
+/// MLServer), TEI.
+const WORK_PATHS: [&str; 34] = [
     "/completions",
     "/responses",
     "/messages",
@@ -43,13 +43,24 @@ const WORK_PATHS: [&str; 29] = [
     "/images/variations",
     "/infer",
     ":predict",
+    "/systemone",
+    "/predict",
+    "/embed_all",
+    "/embed_sparse",
+    "/similarity",
 ];
 /// SGLang takes these by PUT as well.
 const PUT_PATHS: [&str; 3] = ["/generate", "/encode", "/classify"];
 /// Ends of paths whose POST brings no work and may be what ends a silence, or work that nobody wants any more: of vLLM and SGLang. In a pod the
 /// gate is the only way to them.
-const MENDING_PATHS: [&str; 7] = [
+const MENDING_PATHS: [&str; 11] = [
     "/resume",
+    // a rank that has failed is tried once more (vLLM's fault tolerance)
+    "/fault_tolerance/apply",
+    // a trainer's, between its pause and its `/resume`
+    "/update_weights",
+    "/finish_weight_update",
+    "/shutdown_weight_transfer_engine",
     "/wake_up",
     "/continue_generation",
     "/resume_memory_occupation",
@@ -173,10 +184,10 @@ fn is_base64(text: &str) -> bool {
     text.as_bytes().get(..BASE64_BYTES).is_some_and(|head| head.iter().all(of_it))
 }
 
-/// By the body's field; Ollama's API streams unless told otherwise, TGI has a path for it.
+/// By the body's field; Ollama's API streams unless told otherwise (others have theirs below `/api` and do not), TGI has a path for it.
 fn streams(path: &str, field: Option<bool>) -> bool {
-    field.unwrap_or_else(|| path.starts_with("/api/") && !path.contains("embed"))
-        || path.trim_end_matches('/').ends_with("/generate_stream")
+    let path = path.trim_end_matches('/');
+    field.unwrap_or(["/api/generate", "/api/chat"].contains(&path)) || path.ends_with("/generate_stream")
 }
 
 /// Tokens in the prompt fields of a request, which is an object, and its wish to stream.

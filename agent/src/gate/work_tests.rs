@@ -18,6 +18,7 @@ fn posts_to_inference_paths_are_work_and_nothing_else_is() {
         "/",
         "/v2/models/m/versions/1/infer",
         "/v1/models/m:predict",
+        "/v1/systemone",
     ] {
         assert!(is_work(&Method::POST, path), "{path}");
         assert!(!is_work(&Method::GET, path), "{path}");
@@ -28,6 +29,7 @@ fn posts_to_inference_paths_are_work_and_nothing_else_is() {
     for (path, put) in [("/generate", true), ("/v1/completions", false), ("/v1/chat/completions/batch", false)] {
         assert_eq!((is_work(&Method::POST, path), is_work(&Method::PUT, path)), (true, put), "{path}");
     }
+    assert!(mends("/fault_tolerance/apply") && mends("/update_weights"));
     let mending = ["/resume", "/wake_up/", "/v1/responses/r1/cancel", "/v1/completions", "/pause"].map(mends);
     assert_eq!(mending, [true, true, true, false, false]);
 }
@@ -62,6 +64,7 @@ fn who_asks_for_a_stream_is_told_by_body_and_path() {
         ("/api/chat", r#"{"messages":[]}"#, true),
         ("/api/generate", r#"{"prompt":"a","stream":false}"#, false),
         ("/api/embed", r#"{"input":"a"}"#, false),
+        ("/api/v1/chat/completions", r#"{"messages":[]}"#, false),
     ] {
         assert_eq!(asked(path, body.as_bytes()).stream, stream, "{path} {body}");
     }

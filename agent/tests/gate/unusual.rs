@@ -83,10 +83,15 @@ async fn an_engine_that_answers_before_it_has_read_all_is_heard() {
 /// Anthropic's clients, and those of the Responses API, tell events apart by their names.
 #[tokio::test]
 async fn a_stream_of_named_events_that_breaks_off_ends_with_one_of_that_name() {
-    for (sent, name) in [("event: message_start\ndata: {}\n\n", "event: error\n"), ("data: {}\n\n", "")] {
+    let named = "event: message_start\ndata: {}\n\n";
+    for (path, sent, name) in [
+        ("/v1/messages", named, "event: error\n"),
+        ("/v1/x/completions", named, "event: error\n"),
+        ("/v1/completions", "data: {}\n\n", ""),
+    ] {
         let (listener, upstream) = engine().await;
         let gate = Gate::before(&upstream).await;
-        let mut client = gate.send(&post("/v1/messages", "{}")).await;
+        let mut client = gate.send(&post(path, "{}")).await;
         let (mut server, _) = take(&listener).await;
         server.write_all(SSE.as_bytes()).await.unwrap();
         chunk(&mut server, sent).await;
