@@ -52,6 +52,7 @@ pub fn rows() -> Vec<Row> {
             let instead = log.changes("truebeat.io/restart-grant", (87_000, 120_000));
             vec![log.no_delete(), granted, instead, log.has("PodsRefused")]
         }),
+        row("i2-replacement-that-nobody-lets-be-made", undeletable, others_go_on),
         row("a18-quota-below-its-use", lowered_quota, |log| {
             let deleted = log.times(&[DELETE, " 200 "]);
             let one = (deleted.len() != 1).then(|| format!("pods were deleted at {deleted:?} ms"));
@@ -145,6 +146,31 @@ fn full() -> Story {
     let mut story = plain(vec![create(2), freeze(20_000, 0)], Vec::new());
     story.faults.rules.push(Rule::refuse((15_000, 70_000), &["patch"], &["pods"], why));
     story
+}
+
+/// Somebody's policy lets no pod of theirs be deleted. One is to be replaced, and does not help itself; another stalls meanwhile.
+fn undeletable() -> Story {
+    let mut spec = spec(2, "Recover");
+    spec["recovery"]["restartsBeforeReplace"] = json!(1);
+    spec["recovery"]["unattendedAfter"] = json!("1h");
+    let stalls =
+        vec![freeze(20_000, 0), freeze(80_000, 0), freeze(100_000, 1), (960_000, Act::ExpectServing { count: 2 })];
+    let mut story = plain([vec![(0, Act::Create { name: "chat", spec })], stalls].concat(), Vec::new());
+    let why = (403, "Forbidden", "admission webhook \"keep.example.com\" denied the request: delete protection");
+    story.faults.rules.push(Rule::refuse((70_000, 900_000), &["delete"], &["pods"], why));
+    story
+}
+
+/// The other has its restart as soon as a replacement that does not come up would have given its slot back.
+fn others_go_on(log: &Log<'_>) -> Vec<Option<String>> {
+    let mut grants = log.grants();
+    grants.retain(|at| *at > 100_000);
+    let restarted = grants.first().is_some_and(|at| (680_000..720_000).contains(at));
+    vec![
+        (!restarted).then(|| format!("restarts were granted at {grants:?} ms")),
+        log.has("delete protection"),
+        log.no_hot_loop(),
+    ]
 }
 
 /// The replacement is granted and waits for its record; meanwhile there is no room for another pod.

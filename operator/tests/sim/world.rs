@@ -255,13 +255,14 @@ impl World {
         self.counter += 1;
         let owner =
             json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set, "uid": set_uid, "controller": true});
+        let mut labels = template["metadata"]["labels"].clone();
+        labels["pod-template-hash"] = json!(set.rsplit('-').next());
         let metadata = json!({
-            "name": format!("{set}-{:04}", self.counter), "labels": template["metadata"]["labels"],
+            "name": format!("{set}-{:04}", self.counter), "labels": labels,
             "annotations": template["metadata"]["annotations"], "ownerReferences": [owner],
         });
-        let body = json!({"metadata": metadata, "spec": template["spec"]});
         let at = target("pods", namespace, "", PLAIN);
-        if let Ok((_, pod)) = store.create(&at, body) {
+        if let Ok((_, pod)) = store.create(&at, json!({"metadata": metadata, "spec": template["spec"]})) {
             let at = target("pods", namespace, &text(&pod, "name"), PLAIN).status();
             let _ = store.merge(&at, json!({"status": {"phase": "Pending"}}));
         }

@@ -19,7 +19,7 @@ use crate::{controllers::nodes::view::NodeView, wall::ahead};
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
 pub const HOLD_COUNT_MIN: usize = 3;
 /// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
-const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
+pub const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// A pod that is still there so long after its grace does not end soon: a process outlives SIGKILL, or its node is not heard.
 const LINGERS_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// A delete that was sent has been felt by then, if it ever is.

@@ -16,11 +16,12 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
+    believed::{refuse_outlived, refuse_replays},
     build::{child_name, kinds, selector},
     execute::StepError,
     fleet::Fleet,
     ledger::Account,
-    observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays, set_going_apart},
+    observed::{ListedPod, Observed, doubted, left_behind, members, set_going_apart},
     rollout,
 };
 use crate::{
@@ -76,6 +77,8 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
     let doubted = doubted(&pods.items, name);
     let mut pods = members(&pods.items, name);
     refuse_replays(&mut pods, &incidents);
+    let grants = infd.status.as_ref().map(|status| status.recovery.grants.as_slice()).unwrap_or_default();
+    refuse_outlived(&mut pods, grants, calls.wall.now());
     calls.fleet.elsewhere.look(&(namespace.to_owned(), name.to_owned()), &mut pods, Instant::now());
     let bad = |recovery: &RecoveryStatus| !recovery.avoid.is_empty() || !recovery.broken.is_empty();
     let nodes = match infd.status.as_ref().is_some_and(|status| bad(&status.recovery))

@@ -9,8 +9,8 @@ use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryM
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    escalate::{self, Hold, Terms},
-    observed::PodView,
+    escalate::{self, Hold, REPLACE_MAX, Terms, older},
+    observed::{EpisodeView, PodView},
     restarts,
 };
 use crate::wall::ahead;
@@ -26,17 +26,40 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     if terms.mode != RecoveryMode::Recover || nothing_to_do {
         return kept;
     }
+    let is_held = matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_));
+    if !is_held {
+        make_way(&mut kept, pods, terms, now);
+    }
     let before = kept.len();
     let unheld = Terms { places: terms.places.clone().unheld(), ..terms.clone() };
     // A person's word goes before a common cause, and before nobody's budget.
     kept.extend(within_budget(&kept, pods, &unheld, now, |pod| pod.asked().is_some()));
-    if !matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
+    if !is_held {
+        // whose replacement nobody lets be made comes after those who need no refused call
+        let given_up = |pod: &PodView| !holds_slot(&kept, pod) && holds_slot(grants, pod);
+        let others = within_budget(&kept, pods, terms, now, |pod| !given_up(pod));
+        kept.extend(others);
         kept.extend(within_budget(&kept, pods, terms, now, |_| true));
     }
     if kept.len() == before && terms.trial {
         on_trial(&mut kept, pods, &unheld, now);
     }
     kept
+}
+
+/// Ends the grants of replacements that nobody lets be made (somebody's policy protects the pods, his webhook is down), for as long as one takes that
+/// does not come up, where somebody else waits. Where nobody does they are tried on; and so are those whose pods would ask for no other.
+fn make_way(kept: &mut Vec<Grant>, pods: &[PodView], terms: &Terms<'_>, now: &str) {
+    if waiting(kept, pods, terms, now).is_empty() {
+        return;
+    }
+    let refused = |grant: &Grant| {
+        let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
+        grant.action == GrantAction::Replace
+            && pod.is_some_and(wants_slot)
+            && older(&grant.granted_at, REPLACE_MAX, now)
+    };
+    kept.retain(|grant| !refused(grant));
 }
 
 /// Who waits for a slot and has none, the one that waits longest first; the name makes the order total. Where one is tried the last one that
@@ -168,8 +191,10 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     }
     let pod = pod?; // its pod is gone
     let Some(reported) = pod.reported() else {
-        // Nothing readable: over only if the pod may serve, which the agent says through the readiness probe.
-        return (!pod.ready).then(|| grant.clone());
+        // Nothing readable: over if the pod may serve, which the agent says through the readiness probe. An agent that tells of nothing has lost
+        // its book (with its node), and waits for no key: its pod is a start like any other.
+        let forgotten = pod.episode == EpisodeView::None && older(&grant.granted_at, terms.patience, now);
+        return (!pod.ready && !forgotten).then(|| grant.clone());
     };
     if !reported.open {
         return None;
@@ -180,7 +205,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         let may = !held && terms.may_restart(pod, now);
         return renewed(grant, pod, escalate::action(pod, terms, now), terms, now).filter(|_| may);
     }
-    if reported.episode.id != grant.episode && escalate::older(&grant.granted_at, restarts::PATIENCE_MIN, now) {
+    if reported.episode.id != grant.episode && older(&grant.granted_at, restarts::PATIENCE_MIN, now) {
         return None; // by the pod's own word that restart is over: what it tells of asks for none
     }
     if let Some(follower) = follower(grant, pod, terms, now).filter(|_| !held) {

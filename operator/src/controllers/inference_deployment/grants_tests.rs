@@ -191,3 +191,42 @@ fn fault_a18_a_replacement_whom_nobody_may_follow_becomes_one_more_restart() {
 fn next_of(grant: &Grant, pod: &PodView, terms: &Terms<'_>, now: &str) -> Grant {
     next(std::slice::from_ref(grant), std::slice::from_ref(pod), terms, now).remove(0)
 }
+
+#[test]
+fn a_replacement_that_nobody_lets_be_made_makes_way_for_who_waits() {
+    let pods = [pod("a", "Stalled", 1), pod("b", "Stalled", 2), pod("c", "Recovered", 3)];
+    let replace =
+        Grant { action: GrantAction::Replace, granted_at: "2026-01-01T00:00:10Z".to_owned(), ..held(&pods[0]) };
+    let recover = || Terms { replicas: 3, ..Terms::simple(RecoveryMode::Recover, 1) };
+    let look = |pods: &[PodView], terms: &Terms<'_>, now: &str| -> Vec<(String, GrantAction)> {
+        let next = next(std::slice::from_ref(&replace), pods, terms, now);
+        next.into_iter().map(|grant| (grant.pod, grant.action)).collect()
+    };
+    let its_own = vec![("a".to_owned(), GrantAction::Replace)];
+    let (in_time, over) = ("2026-01-01T00:10:10Z", "2026-01-01T00:10:11Z");
+    assert_eq!(look(&pods, &recover(), in_time), its_own);
+    assert_eq!(look(&pods, &recover(), over), [("b".to_owned(), GrantAction::Restart)]);
+    assert_eq!(look(&pods[..1], &recover(), over), its_own, "it is tried on where nobody else waits");
+    let leaving = [PodView { leaving: true, ..pods[0].clone() }, pods[1].clone()];
+    assert_eq!(look(&leaving, &recover(), over), its_own, "that one is made: its grace is another matter");
+    let killed = [PodView { agent_away: true, ..pod("a", "Killed", 1) }, pods[1].clone()];
+    assert_eq!(look(&killed, &recover(), over), its_own, "it would ask for no other");
+    let fence = Terms { mode: RecoveryMode::Fence, ..recover() };
+    assert_eq!(look(&pods, &fence, over), its_own, "where nothing is granted nobody waits");
+    let held_back = Terms { hold: Hold::Deployment("5 of 6 replicas stall".to_owned()), ..recover() };
+    assert_eq!(look(&pods, &held_back, over), its_own);
+}
+
+#[test]
+fn an_agent_that_tells_of_nothing_waits_for_no_key() {
+    let grant = held(&pod("a", "Stalled", 1));
+    let kept = |episode: EpisodeView, ready, minutes: i64| {
+        let pod = PodView { episode, ready, ..pod("a", "Stalled", 1) };
+        let now = grant.granted_at.parse::<jiff::Timestamp>().unwrap() + SignedDuration::from_mins(minutes);
+        next(std::slice::from_ref(&grant), &[pod], &Terms::simple(RecoveryMode::Recover, 1), &now.to_string()).len()
+    };
+    assert_eq!(kept(EpisodeView::None, false, 10), 1, "its node was started anew, and its engine may come up");
+    assert_eq!(kept(EpisodeView::None, false, 31), 0, "as long as a restart is waited for");
+    assert_eq!(kept(EpisodeView::None, true, 1), 0);
+    assert_eq!(kept(EpisodeView::Unreadable("{".to_owned()), false, 600), 1, "who is not understood may have begun");
+}

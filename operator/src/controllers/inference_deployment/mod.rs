@@ -2,6 +2,7 @@
 //! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
 
 pub mod avoid;
+pub mod believed;
 pub mod blame;
 pub mod build;
 pub mod drift;

@@ -15,7 +15,7 @@ use crds::{
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
-    api::core::v1::{Pod, PodCondition, PodStatus},
+    api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{Resource, ResourceExt};
@@ -27,6 +27,9 @@ use crate::controllers::{incidents::read, metadata::without_managers, nodes::vie
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
 pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// Label by which the Deployment controller tells the pods of its ReplicaSets apart: the end of the set's name.
+const LABEL_TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// One consistent look: the InferenceDeployment was read first, everything else after it (see `gather`).
 #[derive(Debug, Clone)]
@@ -96,6 +99,8 @@ pub struct PodView {
     pub revision: String,
     /// How often its engine's container was started again.
     pub restarts: i32,
+    /// Since when its engine's container runs, by the kubelet, RFC 3339.
+    pub engine_since: Option<String>,
     /// For how long this operator has seen it come up again from what it tells of (`elsewhere`).
     pub coming_up_for: SignedDuration,
     /// The kubelet says that its agent does not run: it ends at every start, or cannot be started.
@@ -262,10 +267,13 @@ pub fn set_going_apart(children: &mut BTreeMap<String, Value>, infd: &InferenceD
     going
 }
 
-/// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod.
+/// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod, or copy a template with its labels. The set that owns it is
+/// named whole, or that of a Deployment `<infd>-canary` would be taken for one of ours.
 pub fn belongs(pod: &ListedPod, infd: &str) -> bool {
-    let by_replica_set = |name: &str| name.strip_prefix(infd).is_some_and(|rest| rest.starts_with('-'));
-    pod.labels().get(LABEL_DEPLOYMENT).is_some_and(|name| name == infd)
+    let hash = pod.labels().get(LABEL_TEMPLATE_HASH).map(String::as_str).unwrap_or_default();
+    let by_replica_set = |name: &str| name.strip_prefix(infd).and_then(|rest| rest.strip_prefix('-')) == Some(hash);
+    !hash.is_empty()
+        && pod.labels().get(LABEL_DEPLOYMENT).is_some_and(|name| name == infd)
         && pod.owner_references().iter().any(|o| {
             o.controller == Some(true)
                 && o.kind == "ReplicaSet"
@@ -303,22 +311,6 @@ pub fn members(pods: &[ListedPod], infd: &str) -> Vec<PodView> {
     pods.iter().filter(|pod| belongs(pod, infd) && !ended(pod)).map(view).collect()
 }
 
-/// An episode that has ended never begins again, and no two have one id: what tells of it as open is an old report that somebody sent
-/// once more (H8). It is no evidence for anything.
-pub fn refuse_replays(pods: &mut [PodView], incidents: &[EngineIncident]) {
-    for pod in pods {
-        let Some(id) = pod.open_episode().map(|episode| episode.id.clone()) else { continue };
-        let ended = |incident: &&EngineIncident| {
-            let stage = incident.status.as_ref().map_or("", |status| status.stage.as_str());
-            incident.tells_of(&id, &pod.uid) && matches!(stage, "Recovered" | "Cleared")
-        };
-        if incidents.iter().any(|incident| ended(&incident)) {
-            pod.episode =
-                EpisodeView::Unreadable(format!("episode {id} has ended before, this is an old report of it"));
-        }
-    }
-}
-
 /// The view of one pod.
 pub fn view(pod: &ListedPod) -> PodView {
     let status = pod.status.as_ref();
@@ -331,7 +323,8 @@ pub fn view(pod: &ListedPod) -> PodView {
         version: pod.resource_version().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
-        restarts: restarts(status),
+        restarts: engine(status).map_or(0, |engine| engine.restart_count),
+        engine_since: engine(status).and_then(running_since),
         coming_up_for: SignedDuration::ZERO,
         agent_away: agent_away(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
@@ -367,9 +360,14 @@ fn leaving_since(metadata: &ObjectMeta) -> Option<String> {
     Some(metadata.deletion_timestamp.as_ref()?.0.checked_sub(grace).ok()?.to_string())
 }
 
-fn restarts(status: Option<&PodStatus>) -> i32 {
+fn engine(status: Option<&PodStatus>) -> Option<&ContainerStatus> {
     let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
-    containers.iter().find(|container| container.name == "engine").map_or(0, |container| container.restart_count)
+    containers.iter().find(|container| container.name == "engine")
+}
+
+fn running_since(container: &ContainerStatus) -> Option<String> {
+    let running = container.state.as_ref()?.running.as_ref()?;
+    running.started_at.as_ref().map(|time| time.0.to_string())
 }
 
 fn agent_away(status: Option<&PodStatus>) -> bool {

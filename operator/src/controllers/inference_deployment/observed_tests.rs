@@ -6,7 +6,7 @@ use serde_json::json;
 fn pod(conditions: Value) -> ListedPod {
     serde_json::from_value(json!({
         "metadata": {
-            "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1"},
+            "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1", LABEL_TEMPLATE_HASH: "5d8f"},
             "annotations": {ANNOTATION_RESTART_GRANT: "e-1"},
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-5d8f", "uid": "r", "controller": true}],
         },
@@ -95,30 +95,17 @@ fn a_pod_that_ended_for_good_is_gone_whatever_its_agent_said_last() {
 }
 
 #[test]
-fn fault_h8_an_episode_that_has_ended_is_not_reported_open_again() {
-    use crate::controllers::inference_deployment::testing;
-    let record = |stage: &str, uid: &str| -> EngineIncident {
-        let spec = json!({"deployment": "chat", "pod": "a", "podUid": uid, "class": "Livelock", "episodeId": "e-a"});
-        serde_json::from_value(json!({"metadata": {"name": "i"}, "spec": spec, "status": {"stage": stage}})).unwrap()
-    };
-    for (stage, uid, open) in [
-        ("Recovered", "uid-a", false),
-        ("Cleared", "uid-a", false),
-        ("Killed", "uid-a", true),
-        ("Recovered", "uid-b", true),
-    ] {
-        let mut pods = [testing::pod("a", "Stalled", 1)];
-        refuse_replays(&mut pods, &[record(stage, uid)]);
-        assert_eq!(pods[0].open_episode().is_some(), open, "{stage} {uid}");
-        assert_eq!(matches!(&pods[0].episode, EpisodeView::Unreadable(why) if why.contains("e-a")), !open);
-    }
-}
-
-#[test]
 fn a_label_alone_makes_no_member() {
     let mut stranger = pod(json!([]));
     assert!(belongs(&stranger, "chat"));
     assert!(!belongs(&stranger, "cha"));
+    // one of a Deployment `chat-canary`, whose author copied the template with its labels
+    stranger.metadata.owner_references.as_mut().unwrap()[0].name = "chat-canary-5d8f".to_owned();
+    assert!(!belongs(&stranger, "chat"));
+    // one of a ReplicaSet that no Deployment made
+    stranger.metadata.owner_references.as_mut().unwrap()[0].name = "chat-5d8f".to_owned();
+    stranger.metadata.labels.as_mut().unwrap().remove(LABEL_TEMPLATE_HASH);
+    assert!(!belongs(&stranger, "chat"));
     stranger.metadata.owner_references = None;
     assert!(!belongs(&stranger, "chat"));
 }

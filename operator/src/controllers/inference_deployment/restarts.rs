@@ -24,6 +24,9 @@ pub const PATIENCE_MAX: SignedDuration = SignedDuration::from_mins(30);
 /// So long at least, also where nobody can be asked for more.
 pub const PATIENCE_MIN: SignedDuration = SignedDuration::from_mins(10);
 
+/// Stages of a confirmed stall whose process has not ended, as far as its agent tells.
+pub const BEFORE_ITS_END: [&str; 3] = ["Stalled", "Granted", "Killed"];
+
 /// For so long a granted restart is waited for: as the deployment's author waits for a new replica, within bounds.
 pub fn patience(rollout: &Rollout) -> SignedDuration {
     SignedDuration::from_secs(rollout.progress_deadline_seconds.into()).clamp(PATIENCE_MIN, PATIENCE_MAX)
@@ -50,7 +53,7 @@ fn is_unheard(grant: &Grant, pod: &PodView, now: &str) -> bool {
 /// Has an agent confirmed a stall and gone before its restart was done? It says that it has the key as soon as it sees it, and uses it only when
 /// the evidence is in.
 pub fn is_left(pod: &PodView) -> bool {
-    let begun = |episode: &Episode| ["Stalled", "Granted", "Killed"].contains(&episode.stage.as_str());
+    let begun = |episode: &Episode| BEFORE_ITS_END.contains(&episode.stage.as_str());
     pod.agent_away && !pod.leaving && pod.open_episode().is_some_and(begun)
 }
 

@@ -33,8 +33,13 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Opti
         DuringIncidents::Hold => standing,
     };
     let most = SignedDuration::from_secs(policy.hold_seconds_max.into());
-    if replicas == wanted || held_for_too_long(observed, most, now) {
+    if replicas == wanted {
         return None;
+    }
+    if held_for_too_long(observed, most, now) {
+        // told until it has followed: a write that fails must not begin another freeze
+        let over = format!("{standing} replicas were held for as long as the policy allows; {wanted} follow");
+        return (standing != wanted).then_some(over);
     }
     let pod = observed.pods.iter().find(|pod| stalls(observed, pod, most, now))?;
     give(&mut child.body, replicas);
@@ -174,8 +179,12 @@ mod tests {
             (said.is_some(), desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap())
         };
         assert_eq!(held("2026-01-01T00:00:45Z"), (true, 6));
-        assert_eq!(held("2026-01-01T00:00:20Z"), (false, 20), "one stall came after another");
-        assert_eq!(held("2099-01-01T00:00:00Z"), (false, 20), "by a clock that was wrong");
+        assert_eq!(
+            held("2026-01-01T00:00:20Z"),
+            (true, 20),
+            "one stall came after another; told until it has followed"
+        );
+        assert_eq!(held("2099-01-01T00:00:00Z"), (true, 20), "by a clock that was wrong");
     }
 
     #[test]

@@ -95,28 +95,43 @@ pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
 /// Puts this InferenceDeployment's label on the nodes of `marks` (name and time until which), now. Returns, by node, what failed and a later
 /// try may heal: until then no pod there may be replaced. For a while only ([`unmarked`]), and elsewhere nobody waits for it.
 pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> BTreeMap<String, CallError> {
-    let writes: Vec<_> = marks.iter().map(|(node, until)| mark_one(calls, label, node, until).boxed()).collect();
+    let known = calls.fleet.nodes.seen.lock().await.nodes.clone();
+    let mark = |(node, until): &'_ (String, String)| {
+        let seen = known.iter().find(|seen| seen.name == *node);
+        mark_one(calls, label, (node.clone(), seen.map(|seen| seen.uid.clone())), until.clone()).boxed()
+    };
+    let writes: Vec<_> = marks.iter().map(mark).collect();
     stream::iter(writes).buffered(AT_ONCE).filter_map(std::future::ready).collect().await
 }
 
-/// The node and why it must be waited for; `None`: it is marked, or nobody waits for that any more.
-async fn mark_one(calls: &Calls, label: &str, node: &str, until: &str) -> Option<(String, CallError)> {
+/// The node and why it must be waited for; `None`: it is marked, or nobody waits for that any more. By its UID where that is known (P8): another
+/// machine of its name is suspected of nothing, and is left alone (409).
+async fn mark_one(
+    calls: &Calls,
+    label: &str,
+    (node, uid): (String, Option<String>),
+    until: String,
+) -> Option<(String, CallError)> {
     let api: Api<ListedNode> = Api::all(calls.client.clone());
-    let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
+    let labels = json!({label: plan::label_time(&until), LABEL_SUSPECT: "true"});
+    let metadata = match uid {
+        Some(uid) => json!({"uid": uid, "labels": labels}),
+        None => json!({"labels": labels}),
+    };
     let unmarked = &calls.fleet.nodes.unmarked;
-    let error = match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
+    let error = match calls.merge(&api, &node, &json!({"metadata": metadata})).await {
         Ok(_) => {
-            unmarked.settled(node);
+            unmarked.settled(&node);
             tracing::warn!(node, label, until, "new pods keep away from this node");
             return None;
         }
         Err(error) => error,
     };
-    let in_vain = error.lasting() || error.code() == Some(404);
+    let in_vain = error.lasting() || matches!(error.code(), Some(404 | 409));
     if in_vain {
-        unmarked.settled(node);
-    } else if unmarked.waits(node, Instant::now()) {
-        return Some((node.to_owned(), error));
+        unmarked.settled(&node);
+    } else if unmarked.waits(&node, Instant::now()) {
+        return Some((node, error));
     }
     tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
     None
