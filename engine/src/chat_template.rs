@@ -40,8 +40,8 @@ pub enum ChatTemplateError {
     #[error("the chat template of {path} does not parse: {reason}")]
     Syntax { path: PathBuf, reason: String },
     #[error(
-        "this model has no chat template (neither chat_template.jinja nor `chat_template` in tokenizer_config.json): \
-         use /v1/completions, or add a template to the model folder"
+        "this model has no chat template (neither chat_template.jinja nor `chat_template` in tokenizer_config.json, nor \
+         `tokenizer.chat_template` in its GGUF file): use /v1/completions, or put a chat_template.jinja into the model's folder"
     )]
     NoTemplate,
     /// The template itself refused the messages (`raise_exception`); the text is meant for the client.
@@ -115,8 +115,8 @@ enum Place {
 }
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; `None` when the model has neither. It is compiled and
-    /// rendered in this process: what it asks of memory has no bound but the machine's.
+    /// Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`, of the folder or beside the GGUF file, or that file's own;
+    /// `None` when the model has none. It is compiled and rendered in this process: what it asks of memory has no bound but the machine's.
     ///
     /// # Errors
     /// [`ChatTemplateError`] when a file is there but unusable.

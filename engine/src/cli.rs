@@ -66,7 +66,8 @@ pub struct EngineArgs {
     /// Requests that run at once
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one())]
     pub max_num_seqs: u32,
-    /// Longest sequence, prompt and output, in tokens; no more than the KV cache holds [default: what the model says]
+    /// Longest sequence, prompt and output, in tokens; not above what the model says, and no more than the KV cache holds [default: what the
+    /// model says]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub max_model_len: Option<u32>,
     /// Blocks of the KV cache [default: 4 of the longest sequences, at least 16384 tokens, or what fits into half of the free memory]
@@ -103,6 +104,9 @@ pub struct EngineArgs {
     /// What accepted requests get after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub drain_timeout: humantime::Duration,
+    /// Whose sampling parameters hold where a request leaves them out: those of the model's generation_config.json, or of nobody
+    #[arg(long, value_enum, default_value = "auto")]
+    pub generation_config: GenerationConfig,
     /// Processes that share the model, each with a part of every weight
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=RANKS_MAX as i64))]
     pub tensor_parallel: u32,
@@ -150,6 +154,15 @@ pub struct EngineArgs {
 pub enum Guards {
     On,
     Off,
+}
+
+/// Whose sampling parameters hold where a request leaves them out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GenerationConfig {
+    /// The model's, where it has some.
+    Auto,
+    /// Nobody's: the temperature is 1 and nothing else changes anything.
+    None,
 }
 
 /// Why the engine did not start, or ended.
@@ -308,6 +321,7 @@ fn core_config(args: &EngineArgs) -> CoreConfig {
         block_size: args.block_size as usize,
         num_blocks: args.kv_blocks.map(|n| n as usize),
         seq_len_max: args.max_model_len.map(|n| n as usize),
+        generation_defaults: args.generation_config == GenerationConfig::Auto,
         prefill_beside_decode: args.prefill_slice.into(),
         prefix_cache: !args.no_prefix_cache,
         speculation: args.speculative.clone(),

@@ -15,7 +15,7 @@ pub enum CodecError {
     Encode(String),
     #[error("the tokens cannot be decoded: {0}")]
     Decode(String),
-    #[error("the model has no chat template; use /v1/completions")]
+    #[error("the model has no chat template; use /v1/completions, or put a chat_template.jinja into its folder")]
     NoTemplate,
     #[error("the chat template refused the messages: {0}")]
     Template(String),
@@ -42,6 +42,16 @@ pub trait TextCodec: Send + Sync {
     /// # Errors
     /// [`CodecError::Decode`].
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError>;
+
+    /// One more than the highest id that a text may become; None: nobody knows.
+    fn ids_end(&self) -> Option<usize> {
+        None
+    }
+
+    /// The token that ends an output by the tokenizer's own files, which the model's may lack.
+    fn end_token(&self) -> Option<u32> {
+        None
+    }
 
     /// Is it a control token, whose name is no text of the output?
     fn is_special(&self, id: u32) -> bool;

@@ -30,6 +30,7 @@ use crate::speculation::{Speculation, SpeculationSpec};
 use crate::start::Stage;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::this_tid;
+use facts::facts;
 use room::{Room, Wanted};
 use step::Core;
 pub use step::shape_of;
@@ -37,6 +38,7 @@ use warm::Warmer;
 
 mod ahead;
 mod alone;
+mod facts;
 mod room;
 mod sample;
 mod step;
@@ -65,8 +67,10 @@ pub struct CoreConfig {
     pub block_size: usize,
     /// None: room for 4 sequences of the longest length, and at least 16384 tokens, or what fits into half of the free memory.
     pub num_blocks: Option<usize>,
-    /// None: what the model says.
+    /// None: what the model says; more than that is refused.
     pub seq_len_max: Option<usize>,
+    /// What requests leave out is sampled as the model's makers say.
+    pub generation_defaults: bool,
     /// By how much prompts may lengthen a step in which somebody decodes.
     pub prefill_beside_decode: Duration,
     /// Keep and share the KV blocks of equal prefixes.
@@ -102,6 +106,7 @@ impl Default for CoreConfig {
             block_size: 16,
             num_blocks: None,
             seq_len_max: None,
+            generation_defaults: true,
             prefill_beside_decode: Duration::from_millis(200),
             prefix_cache: true,
             speculation: None,
@@ -119,6 +124,17 @@ impl Default for CoreConfig {
     }
 }
 
+impl CoreConfig {
+    /// The longest sequence that is wanted of a model whose own longest is `model`.
+    ///
+    /// # Errors
+    /// [`CoreError::SeqLen`]: the model cannot do it, and whoever counts on it should not find that out by a request.
+    pub fn seq_len_of(&self, model: usize) -> Result<usize, CoreError> {
+        let asked = self.seq_len_max.unwrap_or(model);
+        if asked > model { Err(CoreError::SeqLen { asked, model }) } else { Ok(asked) }
+    }
+}
+
 /// Why the engine thread ended.
 #[derive(Debug, Error)]
 pub enum CoreError {
@@ -132,6 +148,11 @@ pub enum CoreError {
     WarmUp(#[source] ModelError),
     #[error("the draft model has a vocabulary of {draft} tokens, the model one of {model}: they cannot work together")]
     DraftVocabulary { draft: usize, model: usize },
+    #[error(
+        "--max-model-len asks for sequences of {asked} tokens, and this model's longest has {model}: ask for {model} at most, or \
+         leave it out"
+    )]
+    SeqLen { asked: usize, model: usize },
     #[error("this model has no MTP head that could guess: leave out --speculative mtp")]
     NoHead,
     #[error("a thread of the engine could not be started")]
@@ -151,8 +172,12 @@ impl CoreError {
         }
     }
 
-    /// The same for what a loader says.
+    /// The same for what a loader says, which may be one of these already.
     fn of_loader(failure: LoadFailure) -> Self {
+        let failure = match failure.downcast::<Self>() {
+            Ok(own) => return *own,
+            Err(failure) => failure,
+        };
         failure.downcast().map_or_else(Self::Load, |stuck| Self::Stuck(*stuck))
     }
 }
@@ -248,14 +273,14 @@ impl Boot {
             drop(self.shared.pulse.set(pulse));
         }
         let gives_signs = model.gives_signs();
-        let limits = limits_of(&self.config, model.info(), room(&self.config, &model, draft.as_ref()));
-        let limits = limits.map_err(CoreError::Cache)?;
+        let limits = limits_of(&self.config, model.info(), room(&self.config, &model, draft.as_ref()))?;
         self.faults.strike(Place::Startup);
         let (guards, mut warmer) = (self.config.guards, Warmer::new(&self.config, &limits, &mut self.heart));
         warmer.prepare(&mut model)?;
         let guesser = warmer.guesser(draft, &mut model)?;
         self.shared.metrics.cache_config(&limits);
-        let ready = Ready { info: model.info().clone(), limits, codec, grammars: Arc::default() };
+        let info = facts(model.info(), &*codec, self.config.generation_defaults);
+        let ready = Ready { info, limits, codec, grammars: Arc::default() };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
@@ -312,14 +337,15 @@ fn room(config: &CoreConfig, model: &QueuedModel, draft: Option<&QueuedModel>) -
 }
 
 /// # Errors
-/// [`ModelError::OutOfMemory`]: the cache does not fit into `room`.
-fn limits_of(config: &CoreConfig, info: &ModelInfo, room: Option<Room>) -> Result<Limits, ModelError> {
-    let wanted = config.seq_len_max.unwrap_or(info.seq_len_max).min(info.seq_len_max);
+/// [`CoreError::SeqLen`]; [`CoreError::Cache`]: the cache does not fit into `room`.
+fn limits_of(config: &CoreConfig, info: &ModelInfo, room: Option<Room>) -> Result<Limits, CoreError> {
+    let wanted = config.seq_len_of(info.seq_len_max)?;
     let block_size = config.block_size.max(1);
     let blocks = |tokens: usize| tokens.div_ceil(block_size).max(1);
     let usual = blocks((4 * wanted).max(TOKENS_USUAL_MIN));
     let asked = config.num_blocks.map(|blocks| blocks.max(1));
-    let num_blocks = room::num_blocks(Wanted { asked, usual, least: blocks(wanted.min(TOKENS_LEAST)) }, room)?;
+    let least = blocks(wanted.min(TOKENS_LEAST));
+    let num_blocks = room::num_blocks(Wanted { asked, usual, least }, room).map_err(CoreError::Cache)?;
     if asked.is_none() && num_blocks < usual {
         tracing::warn!(num_blocks, usual, ?room, "the KV cache is what fits into half of the free memory");
     }

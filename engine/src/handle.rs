@@ -44,7 +44,7 @@ pub struct GenerateRequest {
 pub enum TokenEvent {
     /// Logprobs of prompt tokens, in order, from the second token on.
     Prompt(Vec<TokenLogprob>),
-    /// A new token. `stop`: it is a stop token, which ends the output and is no part of its text.
+    /// A new token. `stop`: it is a stop token, which ends the output and is no part of its text, unless that is asked for.
     Token { id: u32, logprob: Option<TokenLogprob>, stop: bool },
 }
 

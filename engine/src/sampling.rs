@@ -3,6 +3,7 @@
 //! Every request has its own generator, seeded by its own seed, and its own rules: what a neighbour samples cannot change its
 //! output (EP4). Order: grammar and allowed ids → min_tokens → bias → penalties → temperature → min-p, top-k, top-p; as in vLLM.
 
+pub mod defaults;
 mod logprobs;
 mod rules;
 
@@ -13,6 +14,7 @@ use thiserror::Error;
 
 use crate::grammar::{Constraint, ConstraintError};
 use crate::splitmix::SplitMix64;
+pub use defaults::SamplingDefaults;
 pub use logprobs::TokenLogprob;
 use logprobs::logprob_of;
 use rules::Adjuster;

@@ -7,6 +7,7 @@ use std::path::Path;
 use engine::chat_template::{ChatInput, ChatTemplate};
 use engine::demo_model::{DemoArch, write_demo_model};
 use engine::model::{KvShape, LogitsWanted, SeqInput, StepBatch, load_model};
+use engine::sampling::SamplingDefaults;
 use engine::tokenizer::Tokenizer;
 use engine::weights::gguf::Builder;
 use serde_json::{Value, json};
@@ -162,6 +163,17 @@ fn loading_reports_every_byte_once() {
     let file_len = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
     assert!(total > 0 && file_len - total < 8192, "{total} of {file_len}");
     assert!(reports.is_sorted() && reports[0].0 == 0 && reports.last() == Some(&(total, total)));
+}
+
+#[test]
+fn what_its_makers_sample_a_model_with_is_one_of_its_facts() {
+    let dir = demo(DemoArch::Llama);
+    let sampling = || load_model(dir.path(), &mut |_, _| {}).unwrap().info().sampling;
+    assert_eq!(sampling(), SamplingDefaults::default());
+    let said = json!({"eos_token_id": 1, "temperature": 0.6, "top_k": 20, "top_p": 7});
+    std::fs::write(dir.path().join("generation_config.json"), said.to_string()).unwrap();
+    let told = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..SamplingDefaults::default() };
+    assert_eq!(sampling(), told);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Where a model keeps its chat templates: files of its folder, or keys of its GGUF file. They are read here, and not looked into.
+//! Where a model keeps its chat templates: files of its folder, or beside its GGUF file, or keys of that. They are read here, and not looked into.
 
 use std::path::{Path, PathBuf};
 
@@ -24,14 +24,26 @@ impl From<String> for Sources {
 }
 
 impl Sources {
-    /// The templates of a model, and the file they are in; `None` when it has none.
+    /// The templates of a model, and the file they are in; `None` when it has none. What lies beside a GGUF file goes before its own, as a
+    /// tokenizer there does.
     ///
     /// # Errors
     /// [`ChatTemplateError`] when a file is there but unusable.
     pub fn from_dir(dir: &Path) -> Result<Option<(PathBuf, Self)>, ChatTemplateError> {
-        if let Some(path) = gguf::find(dir) {
-            return Self::from_gguf(path);
+        let Some(path) = gguf::find(dir) else { return Self::from_folder(dir) };
+        let beside = Self::from_folder(path.parent().unwrap_or(dir))?;
+        let (file, _) = Gguf::open(&path)
+            .map_err(|error| ChatTemplateError::Config { path: path.clone(), reason: error.to_string() })?;
+        let Some((path, mut sources)) = beside.or_else(|| Some((path, Self::of_gguf(&file)?))) else { return Ok(None) };
+        for (name, text) in special_tokens(&file) {
+            if sources.special_tokens.iter().all(|(known, _)| *known != name) {
+                sources.special_tokens.push((name, text));
+            }
         }
+        Ok(Some((path, sources)))
+    }
+
+    fn from_folder(dir: &Path) -> Result<Option<(PathBuf, Self)>, ChatTemplateError> {
         let config_path = dir.join("tokenizer_config.json");
         let config = match read_if_there(&config_path)? {
             Some(text) => serde_json::from_str(&text)
@@ -55,25 +67,27 @@ impl Sources {
         Ok(Some((path, sources)))
     }
 
-    /// The template of a GGUF file; its special tokens are named by id there.
-    fn from_gguf(path: PathBuf) -> Result<Option<(PathBuf, Self)>, ChatTemplateError> {
-        let (file, _) = Gguf::open(&path)
-            .map_err(|error| ChatTemplateError::Config { path: path.clone(), reason: error.to_string() })?;
-        let Some(default) = file.text("tokenizer.chat_template") else { return Ok(None) };
-        let token = |name: &str, key: &str| {
-            let id = usize::try_from(file.number(&format!("tokenizer.ggml.{key}_token_id"))?).ok()?;
-            Some((name.to_owned(), file.list("tokenizer.ggml.tokens")?.get(id)?.as_str()?.to_owned()))
-        };
-        let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
-        let special_tokens = names.into_iter().filter_map(|(name, key)| token(name, key)).collect();
+    /// The templates of a GGUF file, without its special tokens.
+    fn of_gguf(file: &Gguf) -> Option<Self> {
+        let default = file.text("tokenizer.chat_template")?.to_owned();
         let with_tools = file.text("tokenizer.chat_template.tool_use").map(str::to_owned);
-        Ok(Some((path, Self { default: default.to_owned(), with_tools, special_tokens })))
+        Some(Self { default, with_tools, ..Self::default() })
     }
 
     /// How the model calls tools, if its template knows of any.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         ToolFormat::of_template(self.with_tools.as_ref().unwrap_or(&self.default))
     }
+}
+
+/// The special tokens of a GGUF file, which names them by id.
+fn special_tokens(file: &Gguf) -> Vec<(String, String)> {
+    let token = |(name, key): (&str, &str)| {
+        let id = usize::try_from(file.number(&format!("tokenizer.ggml.{key}_token_id"))?).ok()?;
+        Some((name.to_owned(), file.list("tokenizer.ggml.tokens")?.get(id)?.as_str()?.to_owned()))
+    };
+    let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
+    names.into_iter().filter_map(token).collect()
 }
 
 fn read_if_there(path: &Path) -> Result<Option<String>, ChatTemplateError> {

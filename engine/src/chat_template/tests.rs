@@ -1,6 +1,7 @@
 //! Rendering against strings made by hand, and templates that mean harm.
 
 use super::*;
+use crate::weights::gguf::Builder;
 use serde_json::json;
 
 const CHATML: &str = "{% for m in messages %}
@@ -114,6 +115,29 @@ fn the_template_is_found_where_models_keep_it() {
     assert_eq!(render_dir(dir.path()), "d<b>");
     std::fs::write(dir.path().join("chat_template.jinja"), "file{{ bos_token }}").unwrap();
     assert_eq!(render_dir(dir.path()), "file<b>");
+}
+
+#[test]
+fn templates_beside_a_gguf_file_go_before_its_own() {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let tokens = [&8u32.to_le_bytes()[..], &2u64.to_le_bytes(), &text("<b>"), &text("<e>")].concat();
+    let bare = || {
+        let file = Builder::default().pair("tokenizer.ggml.tokens", 9, &tokens);
+        file.u32("tokenizer.ggml.bos_token_id", 0).u32("tokenizer.ggml.eos_token_id", 1)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, bare().build()).unwrap();
+    assert!(ChatTemplate::from_dir(&path).unwrap().is_none());
+    let own = bare().string("tokenizer.chat_template", "own {{ bos_token }}{{ eos_token }}");
+    std::fs::write(&path, own.build()).unwrap();
+    assert_eq!(render_dir(&path), "own <b><e>");
+    // what the files beside it do not say of tokens it says itself
+    let config = json!({"bos_token": "<B>", "chat_template": "config {{ bos_token }}{{ eos_token }}"});
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    assert_eq!(render_dir(&path), "config <B><e>");
+    std::fs::write(dir.path().join("chat_template.jinja"), "file {{ bos_token }}{{ eos_token }}").unwrap();
+    assert_eq!([render_dir(&path), render_dir(dir.path())], ["file <B><e>"; 2]);
 }
 
 #[test]

@@ -18,14 +18,17 @@ use crate::start::CacheOptions;
 pub(super) fn loader(args: &EngineArgs, device: Option<DeviceChoice>, fleet: &Fleet, config: &CoreConfig) -> Loader {
     let (dir, speculation) = (args.model.clone(), args.speculative.clone());
     let options = LoadOptions { device, ..options(args, fleet, config) };
-    if args.tensor_parallel == 1 {
-        return alone(dir, options, speculation, HfCodec::sandboxed);
-    }
     let (ranks, fleet, config) = (args.tensor_parallel, fleet.clone(), config.clone());
     Box::new(move |progress| {
+        // what cannot be is told before minutes of loading
+        let longest = config.seq_len_of(longest_sequence(&dir)?)?;
+        if ranks == 1 {
+            return alone(dir, options, speculation, HfCodec::sandboxed)(progress);
+        }
         let codec = Arc::new(HfCodec::sandboxed(&dir)?);
         let draft = of_draft(&options);
-        let model = load_shared((&dir, options), (ranks, &fleet), &config, progress)?;
+        let limits = plan_limits(&config, longest);
+        let model = load_shared((&dir, options), (ranks, &fleet), (limits, config.guards), progress)?;
         Ok(Loaded { model, codec, draft: load_draft(speculation, &draft, progress)? })
     })
 }
@@ -78,11 +81,10 @@ fn alone(
 fn load_shared(
     (dir, options): (&Path, LoadOptions),
     (ranks, fleet): (u32, &Fleet),
-    config: &CoreConfig,
+    (limits, guards): (PlanLimits, bool),
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadFailure> {
-    let guards = config.guards;
-    let team = fleet.start(ranks as usize, plan_limits(config, longest_sequence(dir)?))?;
+    let team = fleet.start(ranks as usize, limits)?;
     let options = LoadOptions { team: Some(team.clone()), ..options };
     let mut mine = |done, total| {
         team.loading(done, total);
@@ -96,9 +98,8 @@ fn load_shared(
     Ok(Box::new(LeaderModel::new(model, team)))
 }
 
-/// What bounds the steps of a model whose longest sequence is `longest`.
+/// What bounds the steps of an engine whose longest sequence is `longest`.
 fn plan_limits(config: &CoreConfig, longest: usize) -> PlanLimits {
-    let longest = config.seq_len_max.map_or(longest, |asked| asked.min(longest));
     let blocks = longest.div_ceil(config.block_size.max(1)).max(1);
     let seqs = config.num_seqs_max.max(1);
     PlanLimits {
@@ -131,6 +132,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::cli::core_config;
+    use crate::core::CoreError;
     use crate::demo_model::{DemoArch, write_demo_model};
 
     #[derive(Parser)]
@@ -149,12 +152,33 @@ mod tests {
         let limits = plan_limits(&config, 131_072);
         assert_eq!(limits, PlanLimits { seqs: 256, tokens: 512, blocks_a_seq: 8192 });
         assert!(limits.bytes() > 8 << 20, "one document, read by 256");
-        let config = CoreConfig { seq_len_max: Some(40), num_blocks: Some(2), num_seqs_max: 1000, ..config };
-        assert_eq!(plan_limits(&config, 131_072), PlanLimits { seqs: 1000, tokens: 1016, blocks_a_seq: 2 });
+        let config = CoreConfig { num_blocks: Some(2), num_seqs_max: 1000, ..config };
+        assert_eq!(plan_limits(&config, 40), PlanLimits { seqs: 1000, tokens: 1016, blocks_a_seq: 2 });
         let dir = tempfile::tempdir().unwrap();
         write_demo_model(&dir.path().join("m"), DemoArch::Llama, 1).unwrap();
         let model = crate::model::load_model(&dir.path().join("m"), &mut |_, _| ()).unwrap();
         assert_eq!(longest_sequence(&dir.path().join("m")).unwrap(), model.info().seq_len_max);
+    }
+
+    #[test]
+    fn a_length_that_the_model_has_not_is_told_before_its_weights_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        write_demo_model(dir.path(), DemoArch::Llama, 1).unwrap();
+        std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+        let config = CoreConfig { seq_len_max: Some(9000), ..CoreConfig::default() };
+        for ranks in ["1", "2"] {
+            let args = args(&["--model", dir.path().to_str().unwrap(), "--tensor-parallel", ranks]);
+            let refused = loader(&args, None, &Fleet::default(), &config)(&mut |_, _| ()).err().unwrap();
+            let told = refused.downcast_ref::<CoreError>();
+            assert!(matches!(told, Some(CoreError::SeqLen { asked: 9000, model: 8192 })), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_makers_sampling_parameters_hold_unless_nobodys_are_asked_for() {
+        let holds = |more: &[&str]| core_config(&args(&[&["--model", "m"], more].concat())).generation_defaults;
+        assert!(holds(&[]) && holds(&["--generation-config", "auto"]));
+        assert!(!holds(&["--generation-config", "none"]));
     }
 
     #[test]

@@ -40,6 +40,14 @@ impl TextCodec for HfCodec {
         self.tokenizer.text_bytes_max(tokens)
     }
 
+    fn ids_end(&self) -> Option<usize> {
+        Some(self.tokenizer.ids_end())
+    }
+
+    fn end_token(&self) -> Option<u32> {
+        self.tokenizer.end_token()
+    }
+
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError> {
         self.tokenizer.decode(ids, true).map_err(|e| CodecError::Decode(e.to_string()))
     }

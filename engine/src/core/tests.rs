@@ -105,7 +105,20 @@ fn a_cache_of_nobodys_choice_is_what_fits_and_no_longer_sequence_is_promised() {
     let limits = |free_bytes| limits_of(&CoreConfig::default(), &long, Some(Room { block_bytes: 10, free_bytes }));
     let granted = [1 << 30, 16_000, 640].map(|free| limits(free).map(|l| (l.num_blocks, l.seq_len_max)).unwrap());
     assert_eq!(granted, [(2500, 10_000), (800, 10_000), (32, 512)]);
-    assert!(matches!(limits(639), Err(ModelError::OutOfMemory { needed_bytes: 320, .. })));
+    assert!(matches!(limits(639), Err(CoreError::Cache(ModelError::OutOfMemory { needed_bytes: 320, .. }))));
+}
+
+#[test]
+fn a_longer_sequence_than_the_models_is_refused_with_both_numbers() {
+    let config = CoreConfig { seq_len_max: Some(9000), ..CoreConfig::default() };
+    let limits = |seq_len_max| limits_of(&config, &ModelInfo { seq_len_max, ..info(vec![END]) }, None);
+    assert_eq!(limits(9000).unwrap().seq_len_max, 9000);
+    let told = limits(8192).unwrap_err();
+    assert!(matches!(told, CoreError::SeqLen { asked: 9000, model: 8192 }));
+    assert!(["--max-model-len", "9000", "8192"].iter().all(|word| told.to_string().contains(word)), "{told}");
+    // a loader that finds it before says the same
+    let of_loader = CoreError::of_loader(Box::new(told));
+    assert!(matches!(of_loader, CoreError::SeqLen { .. }));
 }
 
 /// Steps that turn in vain look like a livelock from outside, and are none.

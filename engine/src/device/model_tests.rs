@@ -71,7 +71,7 @@ fn seen(
 
 fn info() -> ModelInfo {
     let (name, arch) = ("late".to_owned(), "llama".to_owned());
-    ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, eos_token_ids: vec![], bos_token_id: None }
+    ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, ..ModelInfo::default() }
 }
 
 /// A step of this model, of whose threads that is known; and how much of its time the step said that it was held up.

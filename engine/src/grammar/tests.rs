@@ -28,6 +28,12 @@ impl TextCodec for Bytes {
     fn decode(&self, _: &[u32]) -> Result<String, CodecError> {
         Err(CodecError::NoTemplate)
     }
+    fn ids_end(&self) -> Option<usize> {
+        Some(256 + WORDS.len())
+    }
+    fn end_token(&self) -> Option<u32> {
+        Some(END)
+    }
     fn is_special(&self, id: u32) -> bool {
         id == END || id == SPECIAL
     }
@@ -54,7 +60,8 @@ impl TextCodec for Bytes {
 pub fn info(eos_token_ids: Vec<u32>) -> ModelInfo {
     // the model's last layer is wider than the vocabulary, as it often is
     let vocab_size = 256 + WORDS.len();
-    ModelInfo { name: "m".into(), arch: "a".into(), vocab_size, seq_len_max: 1, eos_token_ids, bos_token_id: None }
+    let (name, arch) = ("m".into(), "a".into());
+    ModelInfo { name, arch, vocab_size, seq_len_max: 1, eos_token_ids, ..ModelInfo::default() }
 }
 
 fn grammars() -> &'static Grammars {

@@ -128,7 +128,7 @@ mod tests {
 
     fn info() -> ModelInfo {
         let (name, arch) = ("m".to_owned(), "llama".to_owned());
-        ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, eos_token_ids: vec![], bos_token_id: None }
+        ModelInfo { name, arch, vocab_size: 10, seq_len_max: 16, ..ModelInfo::default() }
     }
 
     fn seq(tokens: &[u32], start_pos: usize, block_table: &[u32], logits: LogitsWanted) -> SeqInput {

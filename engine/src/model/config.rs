@@ -1,6 +1,9 @@
 //! The few numbers a decoder needs, from `config.json` and `generation_config.json` of a Hugging Face folder.
-//! Pure but for reading those two files; anything the decoder would compute wrongly is refused here by name.
+//! Pure but for reading those two files, and telling what is left out of the second; anything the decoder would compute wrongly is
+//! refused here by name.
 
+mod ends;
+mod generation;
 mod gguf;
 mod raw;
 mod rope;
@@ -12,6 +15,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::rope::RopeScaling;
+pub use generation::sampling_defaults;
 
 /// The decoder families one implementation covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +90,7 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub vocab: usize,
-    /// Longest sequence in tokens (`max_position_embeddings`).
+    /// Longest sequence in tokens (`max_position_embeddings`, stretched where linear scaling names its base).
     pub seq_len_max: usize,
     pub norm_eps: f32,
     pub rope_theta: f64,

@@ -16,11 +16,12 @@ use crate::backend::cuda::open::{self, DeviceChoice, OpenError};
 use crate::backend::{Backend, DeviceFault, Part, WeightShape};
 use crate::fault::Faults;
 use crate::ranks::{RankBackend, Team};
+use crate::sampling::SamplingDefaults;
 use crate::start::CacheOptions;
 use crate::stuck::Stuck;
 use crate::weights::{Gguf, RawWeight, WeightType, WeightsError, WeightsFolder, gguf};
 
-use super::config::{ConfigError, DecoderConfig, Experts};
+use super::config::{ConfigError, DecoderConfig, Experts, sampling_defaults};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
 use super::share::{Share, ShareError, cut};
 use super::{LoadProgress, Model, ModelInfo};
@@ -227,6 +228,8 @@ fn model_info(dir: &Path, config: &DecoderConfig) -> ModelInfo {
         seq_len_max: config.seq_len_max,
         eos_token_ids: config.eos_token_ids.clone(),
         bos_token_id: config.bos_token_id,
+        // what lies beside a GGUF file is of no folder of its own
+        sampling: if gguf::find(dir).is_none() { sampling_defaults(dir) } else { SamplingDefaults::default() },
     }
 }
 

@@ -27,12 +27,12 @@ pub use share::{Share, ShareError};
 use crate::backend::{DeviceFault, OutOfMemory};
 use crate::beat::{StepShape, Tally};
 use crate::programs::ProgramCounts;
-use crate::sampling::Draw;
+use crate::sampling::{Draw, SamplingDefaults};
 use crate::stuck::Stuck;
 use crate::waits::Threads;
 
-/// Shape facts that scheduler and server need.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Facts that scheduler and server need.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelInfo {
     /// Name for `/v1/models` when the user gives none (the folder's name).
     pub name: String,
@@ -43,6 +43,8 @@ pub struct ModelInfo {
     pub seq_len_max: usize,
     pub eos_token_ids: Vec<u32>,
     pub bos_token_id: Option<u32>,
+    /// Of `generation_config.json`: for requests that leave them out.
+    pub sampling: SamplingDefaults,
 }
 
 /// Size of the paged KV cache: `num_blocks` blocks of `block_size` tokens each.

@@ -104,7 +104,7 @@ pub(super) fn decoder<B: Backend + 'static>(
     let weights = DecoderWeights { embed, layers, norm: norm(hidden), lm_head: None };
     let (name, arch) = ("random".to_owned(), config.arch.name().to_owned());
     let (vocab_size, seq_len_max) = (shape.vocab, shape.seq_len_max);
-    let info = ModelInfo { name, arch, vocab_size, seq_len_max, eos_token_ids: Vec::new(), bos_token_id: None };
+    let info = ModelInfo { name, arch, vocab_size, seq_len_max, ..ModelInfo::default() };
     Some(Decoder::new(backend, config, info, weights))
 }
 

@@ -24,8 +24,7 @@ struct Sums {
 
 impl Sums {
     fn new(team: Arc<Team>, collectives: usize, panics_at: Option<usize>) -> Self {
-        let (name, arch, eos_token_ids) = (String::new(), String::new(), Vec::new());
-        let info = ModelInfo { name, arch, vocab_size: 9, seq_len_max: 9, eos_token_ids, bos_token_id: None };
+        let info = ModelInfo { vocab_size: 9, seq_len_max: 9, ..ModelInfo::default() };
         Self { info, team, collectives, panics_at }
     }
 }

@@ -170,7 +170,7 @@ impl Choice {
     ) -> Result<(String, Option<&'static str>), ApiError> {
         self.completion_tokens += 1;
         self.time_token();
-        if stop {
+        if stop && !self.start.text.keeps_stop() {
             // Ends the output and is no part of it; the end itself is the next event.
             return Ok((String::new(), None));
         }

@@ -168,7 +168,12 @@ pub fn token_list(value: &Value, vocab_size: usize) -> Option<Vec<u32>> {
 
 /// What `token_list` wants, for people.
 pub fn token_list_wanted(vocab_size: usize) -> String {
-    format!("a list of token ids, each from 0 to {}", vocab_size.saturating_sub(1))
+    format!("a list of token ids, each {}", ids_of(vocab_size))
+}
+
+/// The ids of a vocabulary, for people.
+pub fn ids_of(vocab_size: usize) -> String {
+    format!("from 0 to {}", vocab_size.saturating_sub(1))
 }
 
 /// What a client sent, for an error: its beginning, where it is long.

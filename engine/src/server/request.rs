@@ -15,6 +15,7 @@ use crate::server::tools::ToolUse;
 use prompts::{Echo, Input};
 use structured::Form;
 
+mod messages;
 mod prompts;
 mod sampling;
 mod structured;

@@ -9,7 +9,7 @@ use crate::codec::{CodecError, TextStream};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextRules {
     pub stops: Arc<[String]>,
-    /// The stop string that ends the text is a part of it.
+    /// The stop string that ends the text is a part of it, and so is a stop token's text.
     pub keeps_stop: bool,
     /// Stop strings are looked for in what comes after so many tokens.
     pub min_tokens: usize,
@@ -70,6 +70,11 @@ impl ChoiceText {
     pub fn new(decoder: Box<dyn TextStream>, rules: TextRules) -> Self {
         let stops = StopMatcher::new(rules.stops, rules.keeps_stop);
         Self { decoder, stops, free: rules.min_tokens, decoded_chars: 0 }
+    }
+
+    /// What ends the output is a part of it: a stop string, or the text of a token, if it has one that shows.
+    pub fn keeps_stop(&self) -> bool {
+        self.stops.keeps
     }
 
     /// Characters of the text so far, those that are held back too; a part of a character is none yet.

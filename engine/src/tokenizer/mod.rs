@@ -36,6 +36,8 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     /// Put in front of an encoded text that does not begin with it already.
     bos_to_add: Option<u32>,
+    /// What `tokenizer_config.json` calls the end.
+    end: Option<u32>,
     spelling: Spelling,
     /// Bytes of a text that a token may stand for; None: any number. Found when a long text first asks: the whole vocabulary is gone through.
     token_bytes_max: Arc<OnceLock<Option<usize>>>,
@@ -97,8 +99,8 @@ impl Tokenizer {
         } else {
             Value::Null
         };
-        let bos_to_add = bos_to_add(&inner, &config);
-        Ok(Self::new(inner, bos_to_add))
+        let (bos_to_add, end) = (bos_to_add(&inner, &config), named_token(&inner, &config, "eos_token"));
+        Ok(Self { end, ..Self::new(inner, bos_to_add) })
     }
 
     fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
@@ -117,7 +119,8 @@ impl Tokenizer {
         model.resize_cache(0);
         inner.with_model(model);
         let spelling = Spelling::of(inner.get_decoder());
-        Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: Arc::default(), anchor: Arc::default() }
+        let (token_bytes_max, anchor) = (Arc::default(), Arc::default());
+        Self { inner: Arc::new(inner), bos_to_add, end: None, spelling, token_bytes_max, anchor }
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
@@ -207,6 +210,16 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// One more than the highest id; ids may have gaps.
+    pub fn ids_end(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
+    /// The token that ends a text by the tokenizer's own files; the model's may name others.
+    pub fn end_token(&self) -> Option<u32> {
+        self.end
+    }
+
     /// Id of a token spelled exactly so.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
@@ -256,8 +269,13 @@ fn bos_to_add(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Option<u32> 
     if !class.starts_with("LlamaTokenizer") || config.get("add_bos_token") != Some(&Value::Bool(true)) {
         return None;
     }
-    let bos = config.get("bos_token")?;
-    let text = bos.as_str().or_else(|| bos.get("content")?.as_str())?;
+    named_token(tokenizer, config, "bos_token")
+}
+
+/// A token that `tokenizer_config.json` names, as text or as an object with `content`.
+fn named_token(tokenizer: &tokenizers::Tokenizer, config: &Value, name: &str) -> Option<u32> {
+    let token = config.get(name)?;
+    let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
     tokenizer.token_to_id(text)
 }
 

@@ -59,6 +59,17 @@ fn llama_classes_obey_add_bos_token() {
 }
 
 #[test]
+fn the_end_token_is_the_one_that_the_configuration_names() {
+    let (dir, tokenizer) = demo(DemoArch::Qwen3);
+    assert_eq!(tokenizer.end_token(), Some(1));
+    assert_eq!(tokenizer.ids_end(), tokenizer.vocab_size());
+    for (eos, id) in [(json!({"content": "<|turn|>"}), Some(2)), (json!("<|nowhere|>"), None), (Value::Null, None)] {
+        std::fs::write(dir.path().join("tokenizer_config.json"), json!({"eos_token": eos}).to_string()).unwrap();
+        assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().end_token(), id);
+    }
+}
+
+#[test]
 fn a_prompt_is_never_cut_or_padded() {
     let (dir, _) = demo(DemoArch::Qwen3);
     let path = dir.path().join("tokenizer.json");

@@ -34,7 +34,7 @@ impl PagedModel {
     pub fn new(seq_len_max: usize, deep: bool) -> Self {
         let (name, arch) = ("paged".to_owned(), "paged".to_owned());
         let eos_token_ids = vec![EOS];
-        let info = ModelInfo { name, arch, vocab_size: VOCAB, seq_len_max, eos_token_ids, bos_token_id: None };
+        let info = ModelInfo { name, arch, vocab_size: VOCAB, seq_len_max, eos_token_ids, ..ModelInfo::default() };
         Self { info, slots: Vec::new(), block_size: 1, deep }
     }
 

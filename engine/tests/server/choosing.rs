@@ -150,6 +150,27 @@ async fn outputs_last_as_long_as_they_are_told_to() {
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
 }
 
+/// As in vLLM, whatever made the token a stop; an end token is special, and shows where special tokens do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_token_is_a_part_of_the_output_if_that_is_wanted() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let full = greedy("hello", 40, true);
+    let first = full.find(&full[5..6]).unwrap();
+    let mut body = json!({"stop_token_ids": [full.as_bytes()[5]], "include_stop_str_in_output": true, "logprobs": 0});
+    let kept = complete(&engine, body.clone()).await["choices"][0].clone();
+    assert_eq!((&kept["text"], &kept["finish_reason"]), (&json!(full[..=first]), &json!("stop")));
+    assert_eq!(kept["logprobs"]["tokens"].as_array().unwrap().len(), first + 1);
+    body["include_stop_str_in_output"] = false.into();
+    let left = complete(&engine, body).await["choices"][0].clone();
+    assert_eq!((&left["text"], left["logprobs"]["tokens"].as_array().unwrap().len()), (&json!(full[..first]), first));
+    let end = json!({"prompt": "a", "max_tokens": 1500, "ignore_eos": false, "include_stop_str_in_output": true});
+    let short = greedy("a", 1500, false);
+    assert_eq!(text(&engine, end.clone()).await, short);
+    let mut shown = end;
+    shown["skip_special_tokens"] = false.into();
+    assert_eq!(text(&engine, shown).await, short + "<end>");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_cut_and_tokens_named_as_told() {
     let engine = TestEngine::ready(Setup::default()).await;

@@ -64,7 +64,7 @@ impl FakeModel {
             vocab_size: VOCAB,
             seq_len_max: 2048,
             eos_token_ids: vec![EOS],
-            bos_token_id: None,
+            ..ModelInfo::default()
         };
         Self { info, cache: Vec::new(), block_size: 1, knobs }
     }

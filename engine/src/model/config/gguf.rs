@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::raw::RawConfig;
-use super::{Arch, ConfigError, DecoderConfig, unsupported};
+use super::{Arch, ConfigError, DecoderConfig, ends, unsupported};
 use crate::weights::{Gguf, GgufValue};
 
 /// Keys that would change the maths in a way the decoder does not know, and the value that changes nothing.
@@ -38,11 +38,7 @@ impl DecoderConfig {
             return Err(unsupported(path, "rope.dimension_count", format!("{part:?}"), &whole));
         }
         config.tied_embeddings = None; // the file has a head, or it has none
-        let end_of_turn = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
-        let more = end_of_turn.iter().filter_map(|key| u32::try_from(gguf.number(key)?).ok());
-        config.eos_token_ids.extend(more);
-        config.eos_token_ids.sort_unstable();
-        config.eos_token_ids.dedup();
+        config.eos_token_ids = ends::of_gguf(gguf);
         Ok(config)
     }
 }
@@ -67,7 +63,6 @@ fn config_json(gguf: &Gguf, arch: Arch) -> Value {
     let value = |key: &str| gguf.metadata.get(&format!("{prefix}.{key}"));
     let whole = |key: &str| value(key).and_then(GgufValue::as_u64);
     let float = |key: &str| value(key).and_then(GgufValue::as_f64);
-    let token = |key: &str| gguf.number(&format!("tokenizer.ggml.{key}_token_id"));
     let biased = |part: &str| gguf.shape(&format!("model.layers.0.self_attn.{part}.bias")).is_some();
     let mut config = json!({
         "architectures": [arch.class()],
@@ -83,8 +78,7 @@ fn config_json(gguf: &Gguf, arch: Arch) -> Value {
         "rope_theta": float("rope.freq_base"),
         "attention_bias": biased("q_proj") && biased("o_proj"),
         "sliding_window": whole("attention.sliding_window"),
-        "bos_token_id": token("bos"),
-        "eos_token_id": token("eos"),
+        "bos_token_id": gguf.number("tokenizer.ggml.bos_token_id"),
     });
     let kind = value("rope.scaling.type").and_then(GgufValue::as_str).filter(|kind| *kind != "none");
     if let Some(kind) = kind {

@@ -54,6 +54,8 @@ fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usiz
 
 /// What `transformers` gives the families with a window where the file is silent.
 const WINDOW_DEFAULT: usize = 4096;
+/// No sequence is longer.
+pub(super) const SEQ_LEN_MAX: usize = 1 << 28;
 
 #[derive(Deserialize)]
 pub(super) struct RawGeneration {
@@ -85,6 +87,7 @@ impl RawConfig {
         let head_dim = self.head_dim_or_default(arch);
         self.check_sizes(path, kv_heads, head_dim)?;
         let (rope_theta, rope_scaling) = self.rope(path, head_dim)?;
+        let seq_len_max = self.seq_len_max(path, rope_scaling)?;
         let windows = self.windows(path, arch)?;
         let experts = if arch == Arch::Qwen3Moe { Some(self.experts(path)?) } else { None };
         let attention_bias = self.attention_bias.unwrap_or(false);
@@ -102,7 +105,7 @@ impl RawConfig {
             kv_heads,
             head_dim,
             vocab: self.vocab_size,
-            seq_len_max: self.max_position_embeddings,
+            seq_len_max,
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
             rope_theta,
             rope_scaling,
@@ -160,7 +163,7 @@ impl RawConfig {
             ("num_key_value_heads", kv_heads, 1 << 12),
             ("head_dim", head_dim, 1 << 14),
             ("vocab_size", self.vocab_size, 1 << 26),
-            ("max_position_embeddings", self.max_position_embeddings, 1 << 28),
+            ("max_position_embeddings", self.max_position_embeddings, SEQ_LEN_MAX),
         ];
         for (field, found, max) in sizes {
             if found == 0 || found > max {

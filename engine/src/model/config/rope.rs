@@ -4,17 +4,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::raw::RawConfig;
+use super::raw::{RawConfig, SEQ_LEN_MAX};
 use super::{ConfigError, unsupported};
 use crate::model::rope::{RopeScaling, Yarn};
 
 impl RawConfig {
     /// Base and scaling, from `rope_theta` + `rope_scaling`, or the nested `rope_parameters`.
     pub(super) fn rope(&self, path: &Path, head_dim: usize) -> Result<(f64, RopeScaling), ConfigError> {
-        let nested = self.rope_parameters.as_ref().filter(|value| !value.is_null());
-        // some files keep one set of parameters per kind of layer; these families have the same in all
-        let nested = nested.map(|value| value.get("full_attention").unwrap_or(value));
-        let parameters = nested.or(self.rope_scaling.as_ref()).unwrap_or(&Value::Null);
+        let parameters = self.parameters();
         let number = |key: &str| parameters.get(key).and_then(Value::as_f64);
         let theta = number("rope_theta").or(self.rope_theta).unwrap_or(10_000.0);
         if !theta.is_finite() || theta <= 1.0 {
@@ -47,6 +44,29 @@ impl RawConfig {
             }
         };
         Ok((theta, scaling))
+    }
+
+    /// The longest sequence. Linear scaling stretches the positions of training where a file names those: without, what it counts may be what came
+    /// of it already (deepseek-coder's 16,384, of 4,096 by a factor of 4).
+    pub(super) fn seq_len_max(&self, path: &Path, scaling: RopeScaling) -> Result<usize, ConfigError> {
+        let original = self.parameters().get("original_max_position_embeddings").and_then(Value::as_u64);
+        let (RopeScaling::Linear { factor }, Some(original)) = (scaling, original) else {
+            return Ok(self.max_position_embeddings);
+        };
+        let len = original as f64 * factor;
+        if !(1.0..=SEQ_LEN_MAX as f64).contains(&len) {
+            let needed = format!("a factor that makes the longest sequence 1 to {SEQ_LEN_MAX} tokens");
+            return Err(unsupported(path, "factor", factor.to_string(), &needed));
+        }
+        Ok(len as usize)
+    }
+
+    /// Null where there are none.
+    fn parameters(&self) -> &Value {
+        let nested = self.rope_parameters.as_ref().filter(|value| !value.is_null());
+        // some files keep one set of parameters per kind of layer; these families have the same in all
+        let nested = nested.map(|value| value.get("full_attention").unwrap_or(value));
+        nested.or(self.rope_scaling.as_ref()).unwrap_or(&Value::Null)
     }
 
     /// As `transformers` reads it: absent numbers have defaults, zeros count as absent.

@@ -51,6 +51,21 @@ fn dynamic_scaling_is_none_up_to_the_longest_sequence() {
     assert_eq!(dynamic.seq_len_max, 512);
 }
 
+/// Where a file names the positions of training; else what it counts may be what came of it.
+#[test]
+fn linear_scaling_makes_the_longest_sequence_longer_where_its_base_is_told() {
+    let len = |scaling: Value| parse(json!({"rope_scaling": scaling})).map(|config| config.seq_len_max);
+    let told =
+        |kind: &str, factor: f64| json!({"rope_type": kind, "factor": factor, "original_max_position_embeddings": 128});
+    assert_eq!(len(told("linear", 8.0)).unwrap(), 1024);
+    assert_eq!(len(json!({"type": "linear", "factor": 2.5})).unwrap(), 512);
+    assert_eq!(len(told("yarn", 4.0)).unwrap(), 512);
+    for factor in [1e-9, 1e9] {
+        let error = len(told("linear", factor)).unwrap_err().to_string();
+        assert!(error.contains("`factor`") && error.contains("268435456"), "{error}");
+    }
+}
+
 #[test]
 fn what_would_be_computed_wrongly_is_refused_by_name() {
     let cases = [

@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::codec::Chat;
 use crate::handle::Ready;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, token_list, token_list_wanted};
-use crate::server::intake::Weight;
+use crate::server::fields::{Fields, brief, ids_of, token_list, token_list_wanted};
 use crate::server::request::Kind;
+use crate::server::request::messages::{check_arguments, message};
 use crate::server::tools::ToolUse;
 
 /// OpenAI's default for completions; chats get the rest of the context.
@@ -22,8 +22,6 @@ const TOKENS_MAX: usize = 1 << 20;
 const PIECE_BYTES: usize = 512 << 10;
 /// So many tokens more than the whole has, at most, two halves of a text have together.
 const SEAM_TOKENS: usize = 64;
-/// What the arguments of a conversation's calls, which come as text, may take once they are parsed.
-const ARGUMENTS_BYTES_MAX: usize = 32 << 20;
 
 /// One prompt, and what is to follow it.
 #[derive(Debug)]
@@ -73,6 +71,7 @@ pub fn inputs(
             *sent = None;
         }
     }
+    prompts.iter().try_for_each(|(tokens, _)| check_known(kind, tokens, ready))?;
     let build = |(tokens, sent): Prompt<'_>| -> Result<Input, ApiError> {
         let text = match sent {
             _ if !echo.text => None,
@@ -85,6 +84,19 @@ pub fn inputs(
         Ok(Input { tokens: tokens.into(), max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
     };
     prompts.into_iter().map(build).collect()
+}
+
+/// A tokenizer may have tokens that the model has not: lists of ids have been looked through, what a text becomes has not.
+fn check_known(kind: Kind, tokens: &[u32], ready: &Ready) -> Result<(), ApiError> {
+    let vocab = ready.info.vocab_size;
+    let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) else { return Ok(()) };
+    let (param, text) = (param_of(kind), ready.codec.token_text(*id));
+    let message = format!("{param} has the token {id} ({}), and this model's are {}", brief(&text), ids_of(vocab));
+    Err(ApiError::invalid(param, message))
+}
+
+fn param_of(kind: Kind) -> &'static str {
+    if kind == Kind::Chat { "messages" } else { "prompt" }
 }
 
 /// The text of a prompt that an output follows: a character that it ends in the middle of is the output's.
@@ -174,23 +186,6 @@ fn chat_tokens(text: &str, f: &Fields<'_>, most: usize, ready: &Ready) -> Result
     encode("messages", text, f.bool("add_special_tokens")?.unwrap_or(false), most, ready)
 }
 
-/// JSON within texts of the body was weighed as text: it is weighed here, before it is parsed.
-fn check_arguments(messages: &[Value]) -> Result<(), ApiError> {
-    let calls = messages.iter().filter_map(|message| message.get("tool_calls")?.as_array()).flatten();
-    let mut weight = Weight::default();
-    for text in calls.filter_map(|call| call.get("function")?.get("arguments")?.as_str()) {
-        weight.add(text.as_bytes());
-        weight.end_text();
-    }
-    if weight.bytes() <= ARGUMENTS_BYTES_MAX {
-        return Ok(());
-    }
-    let mib = ARGUMENTS_BYTES_MAX >> 20;
-    let message =
-        format!("the arguments of messages[].tool_calls have too many values: parsed, they are over {mib} MiB");
-    Err(ApiError::invalid("messages", message))
-}
-
 fn max_tokens(kind: Kind, f: &Fields<'_>, echo: bool) -> Result<Option<usize>, ApiError> {
     // Without an echo there would be nothing to answer with.
     let least = i64::from(!echo);
@@ -211,8 +206,7 @@ fn fit(kind: Kind, prompt: usize, wanted: Option<usize>, ready: &Ready) -> Resul
     if granted <= room {
         return Ok(granted);
     }
-    let param = if kind == Kind::Chat { "messages" } else { "prompt" };
-    Err(too_long(param, longest, &format!("has {prompt} and {granted} more are asked for")))
+    Err(too_long(param_of(kind), longest, &format!("has {prompt} and {granted} more are asked for")))
 }
 
 fn too_long(param: &str, longest: usize, what: &str) -> ApiError {
@@ -266,95 +260,37 @@ fn completion_prompts<'a>(f: &Fields<'a>, ready: &Ready) -> Result<Vec<Prompt<'a
     if prompts.iter().any(|(tokens, _)| tokens.is_empty()) { Err(wanted()) } else { Ok(prompts) }
 }
 
-/// A message as templates want it: content as one text, arguments of calls as objects, `developer` as `system`.
-fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
-    let wrong = |what: &str| ApiError::invalid("messages", format!("messages[{index}] {what}"));
-    let mut message = value.as_object().cloned().ok_or_else(|| wrong("must be an object"))?;
-    let role = message.get("role").and_then(Value::as_str).ok_or_else(|| wrong("must have a role"))?.to_owned();
-    if role == "developer" {
-        message.insert("role".into(), "system".into());
-    }
-    // an empty list, as servers answer it and clients send it back, is none
-    let empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    let calls = match message.get("tool_calls").filter(|value| !empty(value)) {
-        Some(calls) => Some(past_calls(calls).ok_or_else(|| {
-            wrong("has tool_calls that are no list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} with arguments in JSON")
-        })?),
-        None => None,
-    };
-    let content = match message.get("content") {
-        None | Some(Value::Null) if calls.is_some() => String::new(),
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => parts
-            .iter()
-            .map(text_part)
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| wrong("has a content part that is no text; only text is understood"))?
-            .join("\n"),
-        _ => return Err(wrong("must have a content of text")),
-    };
-    message.insert("content".into(), content.into());
-    match calls {
-        Some(calls) => message.insert("tool_calls".into(), calls),
-        // templates ask whether the key is there
-        None => message.remove("tool_calls"),
-    };
-    Ok(Value::Object(message))
-}
-
-/// The calls of an earlier answer; templates print the arguments, which clients send as text.
-fn past_calls(calls: &Value) -> Option<Value> {
-    let call = |call: &Value| {
-        let mut call = call.as_object()?.clone();
-        let mut function = call.get("function")?.as_object()?.clone();
-        function.get("name")?.as_str()?;
-        let arguments = match function.get("arguments") {
-            Some(Value::String(text)) if text.trim().is_empty() => Value::Object(serde_json::Map::new()),
-            Some(Value::String(text)) => serde_json::from_str(text).ok()?,
-            Some(object @ Value::Object(_)) => object.clone(),
-            _ => return None,
-        };
-        function.insert("arguments".into(), arguments);
-        call.insert("function".into(), Value::Object(function));
-        Some(Value::Object(call))
-    };
-    calls.as_array()?.iter().map(call).collect::<Option<Vec<_>>>().map(Value::Array)
-}
-
-fn text_part(part: &Value) -> Option<&str> {
-    let kind = part.get("type")?.as_str()?;
-    if kind == "refusal" {
-        part.get("refusal")?.as_str()
-    } else {
-        (kind == "text").then(|| part.get("text")?.as_str())?
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::codec::{HfCodec, TextCodec};
+    use crate::demo_model::{DemoArch, write_demo_model};
+    use crate::grammar::tests::info;
+    use crate::model::ModelInfo;
+    use crate::scheduler::Limits;
 
+    /// The demo model's tokenizer, and a model of a smaller vocabulary.
     #[test]
-    fn templates_see_no_list_of_calls_that_is_empty() {
-        for nothing in [json!([]), Value::Null] {
-            let said = json!({"role": "assistant", "content": "hi", "tool_calls": nothing});
-            assert_eq!(message(0, &said).unwrap(), json!({"role": "assistant", "content": "hi"}));
-        }
-        let silent = json!({"role": "assistant", "content": null, "tool_calls": []});
-        assert!(message(0, &silent).unwrap_err().message.contains("content"), "neither text nor calls");
-    }
-
-    /// Four bytes of text become a third of a kilobyte.
-    #[test]
-    fn arguments_are_weighed_before_they_are_parsed() {
-        let said = |arguments: String| {
-            let call = json!({"function": {"name": "f", "arguments": arguments}});
-            [json!({"role": "assistant", "tool_calls": [call]})]
+    fn a_text_of_tokens_that_the_model_has_not_is_refused_by_their_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        write_demo_model(dir.path(), DemoArch::Qwen3, 0).unwrap();
+        let codec = Arc::new(HfCodec::from_dir(dir.path()).unwrap());
+        let id = codec.encode("a", false).unwrap()[0] as usize;
+        let echo = Echo { text: false, logprobs: false };
+        let read = |kind, body: Value, vocab_size| {
+            let info = ModelInfo { vocab_size, ..info(Vec::new()) };
+            let ready = Ready { info, limits: Limits::default(), codec: codec.clone(), grammars: Arc::default() };
+            inputs(kind, &Fields::new(&body).unwrap(), &ready, echo, None)
         };
-        assert!(check_arguments(&said(format!("{{\"text\": \"{}\"}}", "[0],".repeat(1 << 20)))).is_ok(), "a long text");
-        assert!(check_arguments(&said(format!("[{}0]", "[0],".repeat(1 << 20)))).is_err());
-        assert!(check_arguments(&said("\"".into())).is_ok(), "what is no JSON is told as that");
+        let prompt = json!({"prompt": ["<|turn|>", "a"]});
+        let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+        assert_eq!(read(Kind::Completion, prompt.clone(), id + 1).unwrap()[1].tokens[..], [id as u32]);
+        for (kind, body, param) in [(Kind::Completion, prompt, "prompt"), (Kind::Chat, chat, "messages")] {
+            let error = read(kind, body, 4).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)));
+            assert!(error.message.contains("has the token ") && error.message.contains("0 to 3"), "{}", error.message);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::handle::Ready;
+use crate::sampling::defaults::{MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_K, TOP_P};
 use crate::sampling::{LogitRules, SamplingParams};
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, IDS_MAX};
@@ -10,17 +11,19 @@ use crate::server::request::Kind;
 
 const TOP_LOGPROBS_MAX: i64 = 20;
 
-/// The sampling parameters.
+/// The sampling parameters; those that are left out are what the model's makers say, and where they say nothing the ones that change nothing.
 ///
 /// # Errors
 /// A field is not what it must be.
 pub fn params(kind: Kind, f: &Fields<'_>, ready: &Ready) -> Result<SamplingParams, ApiError> {
-    let top_k = f.int("top_k", -1, i64::from(i32::MAX))?.unwrap_or(0);
+    let model = &ready.info.sampling;
+    let number = |name: &str, (least, most): (f64, f64)| f.number(name, least, most);
+    let top_k = f.int("top_k", TOP_K.0, TOP_K.1)?.or(model.top_k).unwrap_or(0);
     Ok(SamplingParams {
-        temperature: f.number("temperature", 0.0, 2.0)?.unwrap_or(1.0) as f32,
-        top_p: f.number("top_p", 0.0, 1.0)?.unwrap_or(1.0) as f32,
+        temperature: number("temperature", TEMPERATURE)?.or(model.temperature).unwrap_or(1.0) as f32,
+        top_p: number("top_p", TOP_P)?.or(model.top_p).unwrap_or(1.0) as f32,
         top_k: usize::try_from(top_k).unwrap_or(0),
-        min_p: f.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
+        min_p: number("min_p", MIN_P)?.or(model.min_p).unwrap_or(0.0) as f32,
         seed: f.int("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
         logprobs: logprobs(kind, f)?,
         rules: rules(f, ready)?.into(),
@@ -28,12 +31,13 @@ pub fn params(kind: Kind, f: &Fields<'_>, ready: &Ready) -> Result<SamplingParam
 }
 
 fn rules(f: &Fields<'_>, ready: &Ready) -> Result<LogitRules, ApiError> {
-    let repetition = f.number("repetition_penalty", 0.01, 10.0)?.unwrap_or(1.0);
+    let (least, most) = REPETITION_PENALTY;
+    let repetition = f.number("repetition_penalty", least, most)?.or(ready.info.sampling.repetition_penalty);
     let min_tokens = f.int("min_tokens", 0, i64::from(u32::MAX))?.unwrap_or(0);
     Ok(LogitRules {
         presence_penalty: f.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
         frequency_penalty: f.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
-        repetition_penalty: repetition as f32,
+        repetition_penalty: repetition.unwrap_or(1.0) as f32,
         bias: bias(f, ready.info.vocab_size)?,
         allowed: allowed(f, ready.info.vocab_size)?,
         min_tokens: usize::try_from(min_tokens).unwrap_or(0),
@@ -79,4 +83,38 @@ fn logprobs(kind: Kind, f: &Fields<'_>) -> Result<Option<usize>, ApiError> {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs to be true"));
     }
     Ok(wanted.then(|| count(top.unwrap_or(0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::grammar::tests::{Bytes, info};
+    use crate::model::ModelInfo;
+    use crate::sampling::SamplingDefaults;
+    use crate::scheduler::Limits;
+
+    #[test]
+    fn what_is_left_out_is_as_the_models_makers_say_and_then_changes_nothing() {
+        let of = |sampling: SamplingDefaults, body: Value| {
+            let info = ModelInfo { sampling, ..info(Vec::new()) };
+            let ready = Ready { info, limits: Limits::default(), codec: Arc::new(Bytes), grammars: Arc::default() };
+            let params = params(Kind::Completion, &Fields::new(&body).unwrap(), &ready).unwrap();
+            (params.temperature, params.top_p, params.top_k, params.min_p, params.rules.repetition_penalty)
+        };
+        let makers = SamplingDefaults {
+            temperature: Some(0.5),
+            top_p: Some(0.75),
+            top_k: Some(20),
+            min_p: Some(0.25),
+            repetition_penalty: Some(1.5),
+        };
+        let all = json!({"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1});
+        assert_eq!(of(makers, json!({"temperature": null})), (0.5, 0.75, 20, 0.25, 1.5));
+        assert_eq!(of(makers, all), (1.0, 1.0, 0, 0.0, 1.0), "a request has the last word");
+        assert_eq!(of(SamplingDefaults::default(), json!({})), (1.0, 1.0, 0, 0.0, 1.0));
+    }
 }
